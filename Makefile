@@ -1,0 +1,48 @@
+# Two commands on a fresh machine: `make train` and `make test`. Each sets up what it needs in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: train test test-slow lint format bench clean
+.DEFAULT_GOAL := test
+
+train: $(VENV)/.installed
+	$(BIN)/topkast train
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow --timeout 3600 -s
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/basedpyright
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m topkast bench
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "topkast needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1); set PYTHON=…"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The package alone is enough to train; the tests want tools besides.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "setting up $(VENV) (torch is large: the first time takes a few minutes)"
+	$(PIP_INSTALL) -e '.[images]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "setting up $(VENV) with the development tools"
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,23 @@
+"""topkast: always-sparse training of neural networks (Top-KAST, NeurIPS 2020)."""
+
+# torch first: whatever is loaded after it shares its OpenMP runtime.
+import torch  # noqa: F401  # isort: skip
+
+from importlib.metadata import version
+
+from topkast import nn
+from topkast.convert import Handle, densify, sparsify
+from topkast.methods import Method, Static, TopKAST
+
+__version__ = version("topkast")
+
+__all__ = [
+    "Handle",
+    "Method",
+    "Static",
+    "TopKAST",
+    "__version__",
+    "densify",
+    "nn",
+    "sparsify",
+]

@@ -1,0 +1,119 @@
+"""`Attachment`: an optimizer whose steps drive the refreshes, by its step hooks.
+
+Hooks run once per real step whatever surrounds it: gradient accumulation, clipping, schedulers, closures,
+Accelerate. A step that a GradScaler skips does not count, not even where a fused optimizer is called for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topkast.core import optimizer_state
+from topkast.core.weight import SparseWeight
+
+_TAG = "topkast"
+
+
+class Attachment:
+    """Ties an optimizer to the weights whose values it trains.
+
+    Args:
+        optimizer: Holds the values of `weights` among its parameters.
+        weights: Name → weight.
+        on_step: Called after every real step, with which slots of each weight were in the backward set
+            during it.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        weights: dict[str, SparseWeight],
+        on_step: Callable[[Attachment, dict[str, Tensor]], None],
+    ) -> None:
+        self.optimizer = optimizer
+        self.weights = weights
+        self._on_step = on_step
+        self._frozen: dict[str, tuple[Tensor, Tensor]] = {}
+        self._updated: dict[str, Tensor] = {}
+        self._loaded_tags: dict[str, str] | None = None
+        self._state_is_checked = False
+        for name, weight in weights.items():
+            optimizer_state.check_state(optimizer, weight.values, name)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_state_dict_post_hook(self._tag),
+            optimizer.register_load_state_dict_pre_hook(self._note_tags),
+        ]
+
+    def detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    # ---- steps ------------------------------------------------------------------------------------
+
+    def _before_step(self, *_: Any) -> None:
+        self._check_loaded_tags()
+        self._updated = {name: w.updated() for name, w in self.weights.items()}
+        # From `explore_until` on nothing outside A may move, whatever momentum or decay the optimizer has.
+        self._frozen = {
+            name: (~w.active, w.values.detach()[~w.active])
+            for name, w in self.weights.items()
+            if not w.explores
+        }
+
+    @torch.no_grad()
+    def _after_step(self, *_: Any) -> None:
+        if _was_skipped(self.optimizer):
+            return
+        for name, (slots, values) in self._frozen.items():
+            self.weights[name].values[slots] = values
+        self._frozen = {}
+        if not self._state_is_checked:  # the state exists since the first step
+            for name, weight in self.weights.items():
+                optimizer_state.check_state(self.optimizer, weight.values, name)
+            self._state_is_checked = True
+        for weight in self.weights.values():
+            weight.step.add_(1)
+        updated, self._updated = self._updated, {}
+        self._on_step(self, updated)
+
+    # ---- checkpoints --------------------------------------------------------------------------------
+
+    def _tag(self, _optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Notes which sets the state belongs to: by slot it means nothing without them."""
+        state_dict[_TAG] = {name: _digest(w.indices) for name, w in self.weights.items()}
+        return state_dict
+
+    def _note_tags(self, _optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        tags = state_dict.get(_TAG)
+        self._loaded_tags = dict(tags) if tags else None
+        self._state_is_checked = False
+
+    def _check_loaded_tags(self) -> None:
+        # At the next step and not while loading: the model's own state may be loaded after this one.
+        tags, self._loaded_tags = self._loaded_tags, None
+        for name, tag in (tags or {}).items():
+            weight = self.weights.get(name)
+            if weight is not None and _digest(weight.indices) != tag:
+                self._loaded_tags = tags
+                raise RuntimeError(
+                    f"the optimizer's state was saved with other sets than layer {name!r} has now; "
+                    "load the model's state_dict of the same checkpoint as well"
+                )
+
+
+def _was_skipped(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a GradScaler found inf or NaN: fused optimizers are called then, and do nothing."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(found_inf)
+
+
+def _digest(indices: Tensor) -> str:
+    positions = indices.detach().to("cpu", torch.int64).contiguous()
+    return hashlib.blake2b(positions.numpy().tobytes(), digest_size=8).hexdigest()

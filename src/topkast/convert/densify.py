@@ -1,0 +1,47 @@
+"""`densify`: a plain torch copy of a sparse model, zeros outside A."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from topkast.core.loading import check_states
+from topkast.core.weight import SparseWeight
+from topkast.nn.attention import MultiheadAttention
+from topkast.nn.base import SparseLayer
+
+
+def densify(model: nn.Module) -> nn.Module:
+    """A copy of the model made of plain torch layers, with α as their weights, for deployment.
+
+    The sparse model is left as it is and can go on training. Tied weights stay tied. Outputs are the same
+    up to rounding.
+
+    Raises:
+        ValueError: There is no sparse layer in the model.
+    """
+    sparse = [module for module in model.modules() if isinstance(module, SparseLayer)]
+    if not sparse:
+        raise ValueError("the model has no sparse layer: `topkast.sparsify` was not applied to it")
+    weights: dict[SparseWeight, nn.Parameter] = {}
+    # deepcopy takes what stands in the memo for an object's copy: reservoirs are never copied.
+    memo: dict[int, nn.Module] = {}
+    for layer in sparse:
+        if layer.weight not in weights:
+            requires_grad = layer.weight.values.requires_grad
+            weights[layer.weight] = nn.Parameter(layer.alpha(), requires_grad=requires_grad)
+        memo[id(layer)] = layer.to_dense(weights[layer.weight]).train(layer.training)
+    dense = copy.deepcopy(model, memo)
+    for parent in list(dense.modules()):
+        for name, child in list(parent._modules.items()):
+            if isinstance(child, MultiheadAttention):
+                setattr(parent, name, child.to_packed())
+    _drop_load_hook(dense)
+    return dense.to_packed() if isinstance(dense, MultiheadAttention) else dense
+
+
+def _drop_load_hook(model: nn.Module) -> None:
+    hooks = model._load_state_dict_pre_hooks
+    for key in [k for k, h in hooks.items() if getattr(h, "hook", h) is check_states]:
+        del hooks[key]

@@ -1,0 +1,128 @@
+"""Finding the layers of a model that can be sparse, and those that share a weight."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from topkast.nn.attention import PROJECTIONS, MultiheadAttention
+from topkast.nn.base import SparseLayer
+from topkast.nn.registry import counterpart, obstacle
+
+
+@dataclass
+class Candidate:
+    """A dense layer that has a sparse counterpart."""
+
+    name: str
+    layer: nn.Module
+    sparse_type: type[SparseLayer]
+    attention: MultiheadAttention | None = None  # the unpacked attention it is a projection of
+
+
+@dataclass
+class WeightGroup:
+    """The layers that share one weight. Usually one; an embedding tied to an output layer makes two."""
+
+    parameter: nn.Parameter
+    members: list[Candidate]
+
+    @property
+    def name(self) -> str:
+        return self.members[0].name
+
+    @property
+    def names(self) -> list[str]:
+        return [member.name for member in self.members]
+
+
+@dataclass
+class Findings:
+    """What `find` saw: groups in module order, what is left dense and why, unpacked attention by path."""
+
+    groups: list[WeightGroup] = field(default_factory=list)
+    left_dense: dict[str, str] = field(default_factory=dict)
+    attentions: dict[str, MultiheadAttention] = field(default_factory=dict)
+
+
+def find(model: nn.Module) -> Findings:
+    """Looks through all nested modules. Changes nothing: attention is unpacked beside the model."""
+    findings = Findings()
+    candidates: list[Candidate] = []
+    inside_attention: set[int] = set()
+    holders = _parameter_holders(model)
+    for name, module in model.named_modules():
+        if id(module) in inside_attention:
+            continue
+        if type(module) is nn.MultiheadAttention:
+            inside_attention.update(id(child) for child in module.modules())
+            reason = _attention_obstacle(module, holders)
+            if reason is not None:
+                findings.left_dense[name] = reason
+                continue
+            unpacked = MultiheadAttention(module)
+            findings.attentions[name] = unpacked
+            for child in PROJECTIONS:
+                layer = getattr(unpacked, child)
+                path = f"{name}.{child}" if name else child
+                candidates.append(_candidate(path, layer, unpacked))
+        elif obstacle(module) is None:
+            candidates.append(_candidate(name, module))
+        elif _has_own_matrix(module):
+            findings.left_dense[name] = obstacle(module) or ""
+    _group(candidates, holders, findings)
+    return findings
+
+
+def _candidate(name: str, layer: nn.Module, attention: MultiheadAttention | None = None) -> Candidate:
+    sparse_type = counterpart(layer)
+    assert sparse_type is not None
+    return Candidate(name, layer, sparse_type, attention)
+
+
+def _has_own_matrix(module: nn.Module) -> bool:
+    """Whether a layer we cannot make sparse has something worth reporting. Biases and norms have not."""
+    return any(p.ndim >= 2 for p in module.parameters(recurse=False))
+
+
+def _parameter_holders(model: nn.Module) -> dict[int, list[tuple[str, int]]]:
+    """For each Parameter: the qualified names it goes by, each with the id of the module that holds it."""
+    holders: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            holders[id(parameter)].append((f"{path}.{name}" if path else name, id(module)))
+    return holders
+
+
+def _attention_obstacle(
+    module: nn.MultiheadAttention, holders: dict[int, list[tuple[str, int]]]
+) -> str | None:
+    for parameter in module.parameters():
+        names = [name for name, _ in holders[id(parameter)]]
+        if len(names) > 1:
+            return f"a projection is shared: {', '.join(names)}"
+    return None
+
+
+def _group(
+    candidates: list[Candidate],
+    holders: dict[int, list[tuple[str, int]]],
+    findings: Findings,
+) -> None:
+    """Joins candidates that hold one Parameter; a weight that something else holds too stays dense."""
+    groups: dict[int, WeightGroup] = {}
+    for candidate in candidates:
+        parameter = candidate.layer.weight
+        assert isinstance(parameter, nn.Parameter)
+        groups.setdefault(id(parameter), WeightGroup(parameter, [])).members.append(candidate)
+    for key, group in groups.items():
+        known = {id(member.layer) for member in group.members}
+        foreign = [name for name, holder in holders[key] if holder not in known]
+        # (The projections of an unpacked attention are its own: `_attention_obstacle` saw to that.)
+        if foreign and group.members[0].attention is None:
+            for name in group.names:
+                findings.left_dense[name] = f"its weight is also {', '.join(foreign)}"
+        else:
+            findings.groups.append(group)

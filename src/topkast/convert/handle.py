@@ -1,0 +1,220 @@
+"""The `Handle`: what a user holds of a sparse model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from topkast.convert.attach import Attachment
+from topkast.convert.stats import LayerStats, layer_stats, table
+from topkast.core import optimizer_state
+from topkast.core.penalty import penalty
+from topkast.core.refresh import check_finite, move
+from topkast.core.select import generator_for
+from topkast.core.weight import SparseWeight
+from topkast.methods.base import Method
+from topkast.nn.base import SparseLayer
+
+
+class Handle:
+    """Drives the sparse layers of one model: penalty, refreshes, statistics.
+
+    `topkast.sparsify` returns one. `Handle(model, method)` makes another for a model that is sparse
+    already, such as a copy or one that was unpickled.
+
+    Attributes:
+        model: The sparse model.
+        method: Which sets, and when.
+        layers: Name → sparse layer, in module order.
+        weights: Name → sparse weight. Tied layers share one, which goes by the first layer's name.
+        left_dense: Name → why a layer with a weight matrix was left dense.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        *,
+        left_dense: dict[str, str] | None = None,
+        fallbacks: dict[str, str] | None = None,
+    ) -> None:
+        self.model = model
+        self.method = method
+        self.layers: dict[str, SparseLayer] = {
+            name: m for name, m in model.named_modules() if isinstance(m, SparseLayer)
+        }
+        if not self.layers:
+            raise ValueError("the model has no sparse layer: use `topkast.sparsify`")
+        self.weights: dict[str, SparseWeight] = {}
+        for name, layer in self.layers.items():
+            if all(layer.weight is not other for other in self.weights.values()):
+                self.weights[name] = layer.weight
+        self.left_dense = left_dense or {}
+        self._fallbacks = fallbacks or {}
+        self._attachments: list[Attachment] = []
+        self._followers: dict[str, list[SparseWeight]] = {name: [] for name in self.weights}
+
+    # ---- training ---------------------------------------------------------------------------------
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Lets the optimizer's steps drive the refreshes, and its state follow the weights.
+
+        Several optimizers may be attached, each for the layers whose values it holds; each drives the
+        schedule of its own. Attaching one twice changes nothing.
+
+        Returns:
+            The same optimizer.
+
+        Raises:
+            ValueError: The optimizer holds none of the values (created before `sparsify`?), or a layer's
+                values belong to another attached optimizer.
+            TypeError: The optimizer does not work element by element (Adafactor, LBFGS, Muon, …).
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {optimizer!r}")
+        if any(a.optimizer is optimizer for a in self._attachments):
+            return optimizer
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        weights = {n: w for n, w in self.weights.items() if id(w.values) in held}
+        if not weights:
+            raise ValueError(
+                f"the optimizer ({type(optimizer).__name__}) holds the values of no sparse layer; "
+                "create it from `model.parameters()` or `handle.param_groups()` after sparsify, "
+                "which makes new Parameters"
+            )
+        optimizer_state.check_kind(optimizer)
+        for name in weights:
+            if self._optimizer_of(name) is not None:
+                raise ValueError(
+                    f"the values of layer {name!r} belong to an optimizer that is attached already; "
+                    "`handle.detach(optimizer)` lets go of it"
+                )
+        self._attachments.append(Attachment(optimizer, weights, self._after_step))
+        for weight in weights.values():
+            weight.settle()
+        return optimizer
+
+    def detach(self, optimizer: torch.optim.Optimizer) -> None:
+        """The opposite of `attach`: the optimizer's steps no longer refresh anything."""
+        for attachment in self._attachments:
+            if attachment.optimizer is optimizer:
+                attachment.detach()
+                self._attachments.remove(attachment)
+                return
+        raise ValueError("the optimizer is not attached")
+
+    def penalty(self, power: int = 2) -> Tensor:
+        """The paper's exploration penalty over all sparse weights, to be scaled by λ and added to the loss.
+
+        ½·Σ_A θ² + (1/2D)·Σ_{B∖A} θ², or to the letter of the paper's formula with ``power=1``:
+        Σ_A |θ| + (1/D)·Σ_{B∖A} |θ|. D is each layer's own density.
+        """
+        if power not in (1, 2):
+            raise ValueError(f"`power` must be 1 or 2, got {power!r}")
+        terms = [penalty(weight, power) for weight in self.weights.values()]
+        return torch.stack([term.to(terms[0]) for term in terms]).sum()
+
+    def refresh(self) -> None:
+        """Chooses A and B anew in every layer, now, whatever the schedule says."""
+        updated = {name: w.updated() for name, w in self.weights.items()}
+        self._refresh(list(self.weights), updated)
+
+    def param_groups(self, weight_decay: float, *, values_weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer with a decay of its own, such as AdamW.
+
+        The optimizer's decay acts on all of B, A and B∖A alike, on top of the penalty, so by default it is
+        off for the sparse values and `weight_decay` is for the dense rest.
+        """
+        values = [weight.values for weight in self.weights.values()]
+        ours = {id(p) for p in values}
+        rest = [p for p in self.model.parameters() if id(p) not in ours]
+        groups: list[dict[str, Any]] = [{"params": values, "weight_decay": values_weight_decay}]
+        return [{"params": rest, "weight_decay": weight_decay}, *groups] if rest else groups
+
+    def follow(self, copy: nn.Module) -> None:
+        """Keeps a copy of the model in step with it, such as a `torch.optim.swa_utils.AveragedModel`.
+
+        An average is kept by slot, and slots change their meaning at a refresh: from now on the copy's sets
+        move together with the model's, and each average stays with its weight.
+
+        Raises:
+            ValueError: The copy's sparse layers are not those of the model, or its sets differ.
+        """
+        theirs: dict[int, SparseWeight] = {}
+        found = [m.weight for m in copy.modules() if isinstance(m, SparseLayer)]
+        for weight in found:
+            theirs.setdefault(id(weight), weight)
+        if len(theirs) != len(self.weights):
+            raise ValueError(f"the copy has {len(theirs)} sparse weights, the model has {len(self.weights)}")
+        pairs = list(zip(self.weights.items(), theirs.values(), strict=True))
+        for (name, mine), weight in pairs:
+            if weight is mine:
+                raise ValueError("this is the model itself, not a copy of it")
+            if not torch.equal(weight.indices.to(mine.indices), mine.indices):
+                raise ValueError(
+                    f"the sets of layer {name!r} differ between the copy and the model; "
+                    "copy the model anew and follow it before the next refresh"
+                )
+        for (name, _), weight in pairs:
+            weight.settle()
+            self._followers[name].append(weight)
+
+    def _after_step(self, attachment: Attachment, updated: dict[str, Tensor]) -> None:
+        due = [n for n, w in attachment.weights.items() if self.method.is_due(w.steps)]
+        if due:
+            self._refresh(due, updated)
+
+    @torch.no_grad()
+    def _refresh(self, names: list[str], updated: dict[str, Tensor]) -> None:
+        """Checks everything first: an error leaves all layers as they are."""
+        for name in names:
+            check_finite(self.weights[name])
+            self._check_averages(name)
+        chosen = {}
+        for name in names:
+            w = self.weights[name]
+            generator = generator_for(int(w.key), w.steps)
+            chosen[name] = self.method.choose(w.full_theta(), w.counts, generator)
+        for name, sets in chosen.items():
+            w = self.weights[name]
+            slots = move(w, sets, was_updated=updated[name])
+            optimizer = self._optimizer_of(name)
+            if optimizer is not None:
+                optimizer_state.carry(optimizer, w.values, slots)
+            for follower in self._followers[name]:
+                move(follower, sets.to(follower.device), was_updated=follower.updated())
+
+    def _check_averages(self, name: str) -> None:
+        if self.weights[name].slot_averages():
+            raise RuntimeError(
+                f"a copy of layer {name!r} has been written to since it was copied, as an AveragedModel or "
+                "another average does: it is kept by slot, and this refresh would mix different weights. "
+                "Call `handle.follow(copy)` right after making the copy; if the copy is trained on its own, "
+                "attach its optimizer to a `topkast.Handle` of it"
+            )
+
+    def _optimizer_of(self, name: str) -> torch.optim.Optimizer | None:
+        return next((a.optimizer for a in self._attachments if name in a.weights), None)
+
+    # ---- looking at it ------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, LayerStats]:
+        """Per sparse weight: sizes, densities, how A changed, share of C ever used, bytes."""
+        return {name: layer_stats(weight) for name, weight in self.weights.items()}
+
+    def __str__(self) -> str:
+        return table(self.layers, self.weights, self.left_dense, self._fallbacks, self.model)
+
+    def __repr__(self) -> str:
+        a, b, n = (
+            sum(getattr(w.counts, size) for w in self.weights.values())
+            for size in ("forward", "backward", "numel")
+        )
+        return f"<topkast.Handle: {len(self.weights)} sparse weights, |A| {a:,}, |B| {b:,} of {n:,}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Hooks belong to one optimizer object: a copied or unpickled handle is to be attached anew.
+        names = self._followers
+        return {**self.__dict__, "_attachments": [], "_followers": {name: [] for name in names}}

@@ -1,0 +1,224 @@
+"""`sparsify`: swaps a model's layers for sparse ones, in place, all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from topkast.convert.choose import Skip, choose
+from topkast.convert.find import Findings, WeightGroup, find
+from topkast.convert.handle import Handle
+from topkast.core.distribution import Distribution, spread
+from topkast.core.loading import check_states
+from topkast.core.reservoir import DenseTheta
+from topkast.core.select import derive_key, generator_for
+from topkast.core.sets import Counts
+from topkast.core.weight import SparseWeight
+from topkast.kernels.engines import check_engine, choose_engine
+from topkast.methods.base import Method
+from topkast.nn.base import SparseLayer
+
+
+def sparsify(
+    model: nn.Module,
+    method: Method,
+    *,
+    skip: Skip | None = None,
+    keep_dense: Collection[str] | str = (),
+    distribution: Distribution = "uniform",
+    budget: Literal["layers", "model"] = "layers",
+    reservoir: Literal["stored"] = "stored",
+    engine: str = "auto",
+    seed: int | None = None,
+) -> Handle:
+    """Makes a model sparse, in place, and returns the handle to it.
+
+    Every Linear, Conv1d/2d/3d, Embedding, attention projection and Hugging Face Conv1D is swapped for its
+    sparse counterpart, tied weights stay tied; biases, norms and everything else stay dense. Create the
+    optimizer afterwards and pass it to `Handle.attach`.
+
+    Args:
+        model: Changed in place. If anything is wrong it is left as it was.
+        method: Which sets, and when; for example ``TopKAST(0.9, 0.8)``.
+        skip: Layers to leave dense: names, globs, names of modules that contain them, or a callable
+            ``(name, layer) -> bool``.
+        keep_dense: Any of "first", "last" (in module order; the paper's ResNet-50 keeps both dense) and
+            "embeddings".
+        distribution: "uniform", "erk", or a mapping from names or globs to a sparsity or a
+            (forward, backward) pair.
+        budget: What the sparsities count. "layers": the weights of the sparse layers. "model": all of the
+            model's parameters, biases, norms and skipped layers included; the sparse layers make up for
+            those, so that an 80 % model has exactly 20 % of its parameters.
+        reservoir: How C is kept. "stored" keeps it as given.
+        engine: "auto", "masked" or "csr".
+        seed: For random choices (`Static`, random exploration). By default drawn from torch's generator,
+            so that `torch.manual_seed` fixes it.
+
+    Raises:
+        TypeError: `model` or `method` is of the wrong type.
+        ValueError: A pattern that matches nothing, an unknown option, a weight that is not finite, or no
+            layer to make sparse.
+        RuntimeError: The model is already sparse.
+    """
+    _check_arguments(model, method, budget, reservoir, engine)
+    findings = find(model)
+    groups = choose(findings, skip, keep_dense)
+    if not groups:
+        raise ValueError(_nothing_to_do(findings))
+    counts = spread(
+        distribution,
+        {group.name: tuple(group.parameter.shape) for group in groups},
+        method.forward_sparsity,
+        method.backward_sparsity,
+        num_dense=_num_dense(model, groups) if budget == "model" else None,
+        aliases={group.name: group.names for group in groups},
+    )
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+    replacements: dict[int, nn.Module] = {}
+    fallbacks: dict[str, str] = {}
+    for group in groups:
+        _check_weight(group.name, group.parameter)
+        weight = _make_weight(group, method, counts[group.name], seed)
+        for member in group.members:
+            replacements[id(member.layer)] = _make_layer(member.sparse_type, member.layer, weight)
+        _choose_engine(weight, group, replacements, engine, fallbacks)
+
+    # Nothing below can fail for a reason of the caller's: from here on the model changes.
+    _swap(model, findings, replacements)
+    model.register_load_state_dict_pre_hook(check_states)
+    return Handle(model, method, left_dense=findings.left_dense, fallbacks=fallbacks)
+
+
+def _check_arguments(model: nn.Module, method: Method, budget: str, reservoir: str, engine: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(method, Method):
+        raise TypeError(f"`method` must be a method such as topkast.TopKAST(0.9, 0.8), got {method!r}")
+    if budget not in ("layers", "model"):
+        raise ValueError(f"`budget` must be 'layers' or 'model', got {budget!r}")
+    if reservoir != "stored":
+        raise ValueError(f"`reservoir` must be 'stored', got {reservoir!r}")
+    check_engine(engine)
+    sparse = [name for name, m in model.named_modules() if isinstance(m, SparseLayer)]
+    if sparse:
+        raise RuntimeError(
+            f"the model is already sparse ({', '.join(sparse[:4])}{', …' if len(sparse) > 4 else ''}); "
+            "use `topkast.densify` first to start over, or `topkast.Handle(model, method)` to go on with it"
+        )
+
+
+def _nothing_to_do(findings: Findings) -> str:
+    if any(name == "" for group in findings.groups for name in group.names):
+        return (
+            "the model is itself a single layer, which cannot be swapped in place: wrap it in nn.Sequential"
+        )
+    if not findings.left_dense:
+        return "the model has no layer that could be sparse (Linear, Conv, Embedding, attention)"
+    reasons = "; ".join(f"{name}: {why}" for name, why in list(findings.left_dense.items())[:8])
+    return f"no layer is left to make sparse: {reasons}"
+
+
+def _num_dense(model: nn.Module, groups: list[WeightGroup]) -> int:
+    """How many parameters stay dense."""
+    total = sum(p.numel() for p in model.parameters())
+    return total - sum(group.parameter.numel() for group in groups)
+
+
+def _check_weight(name: str, parameter: Tensor) -> None:
+    if parameter.is_meta:
+        raise ValueError(
+            f"layer {name!r} is on the meta device and has no values; "
+            "initialise the model on a real device first (`model.to_empty(device=…)`, then its own init)"
+        )
+    if not parameter.is_floating_point():
+        raise ValueError(f"layer {name!r} must have floating-point weights, got {parameter.dtype}")
+    if parameter.numel() == 0:
+        raise ValueError(f"layer {name!r} has an empty weight of shape {tuple(parameter.shape)}")
+    if not torch.isfinite(parameter).all():
+        bad = int((~torch.isfinite(parameter)).sum())
+        raise ValueError(
+            f"layer {name!r} has {bad} weights that are not finite, which have no rank by magnitude; "
+            "initialise it before sparsify"
+        )
+
+
+@torch.no_grad()
+def _make_weight(group: WeightGroup, method: Method, counts: Counts, seed: int) -> SparseWeight:
+    parameter = group.parameter.detach()
+    key = derive_key(seed, group.name)
+    theta = DenseTheta(parameter.reshape(-1))
+    sets = method.choose(theta, counts, generator_for(key, 0)).to(parameter.device)
+    return SparseWeight(
+        parameter,
+        sets,
+        method.make_reservoir(parameter, sets),
+        name=group.name,
+        key=key,
+        explore_until=method.exploration_end(),
+        requires_grad=group.parameter.requires_grad,
+    )
+
+
+def _make_layer(sparse_type: type[SparseLayer], dense: nn.Module, weight: SparseWeight) -> SparseLayer:
+    layer = sparse_type.from_dense(dense, weight)
+    _take_over_hooks(layer, dense)
+    return layer.train(dense.training)
+
+
+# What a user may have registered on a layer before it was swapped.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def _take_over_hooks(new: nn.Module, old: nn.Module) -> None:
+    for name in (*_HOOKS, "_is_full_backward_hook"):
+        if name in old.__dict__:
+            setattr(new, name, getattr(old, name))
+
+
+def _choose_engine(
+    weight: SparseWeight,
+    group: WeightGroup,
+    replacements: dict[int, nn.Module],
+    wanted: str,
+    fallbacks: dict[str, str],
+) -> None:
+    """One engine per weight: tied layers share it, so it must suit all of them."""
+    for member in group.members:
+        layer = replacements[id(member.layer)]
+        assert isinstance(layer, SparseLayer)
+        density = weight.counts.backward_density
+        chosen, reason = choose_engine(wanted, layer.kind, layer.geometry, density, weight.device.type)
+        weight.engine = chosen.name
+        if reason is not None:
+            fallbacks[member.name] = f"{chosen.name}: {reason}"
+            return
+
+
+def _swap(model: nn.Module, findings: Findings, replacements: dict[int, nn.Module]) -> None:
+    for path, attention in findings.attentions.items():
+        if any(id(child) in replacements for child in attention.children()):
+            original = model.get_submodule(path)
+            _take_over_hooks(attention, original)
+            replacements[id(original)] = attention
+            _replace_children(attention, replacements)
+    for parent in list(model.modules()):
+        _replace_children(parent, replacements)
+
+
+def _replace_children(parent: nn.Module, replacements: dict[int, nn.Module]) -> None:
+    # By name and not once per module: a layer that stands in two places is replaced in both.
+    for name, child in list(parent._modules.items()):
+        if child is not None and id(child) in replacements:
+            setattr(parent, name, replacements[id(child)])

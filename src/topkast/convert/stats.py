@@ -1,0 +1,146 @@
+"""Statistics of sparse weights, as data and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from topkast.core.weight import SparseWeight
+from topkast.nn.base import SparseLayer
+
+
+@dataclass(frozen=True)
+class LayerStats:
+    """One sparse weight at one moment.
+
+    Attributes:
+        shape: Of the dense weight.
+        numel: n, its elements.
+        forward: |A|.
+        backward: |B|; |A| once exploration has ended.
+        forward_density: D = |A|/n.
+        backward_density: D + M = |B|/n.
+        step: Optimizer steps taken.
+        changed: Share of all n elements that entered or left A at the last refresh: Σ(m - m')²/n, the
+            measure of the paper's Figure 3a.
+        reservoir_used: Share of the initial C that has been in B.
+        reservoir_activated: Share of the initial C that has been in A, as in the paper's Figure 3b.
+        bytes: By part: values, gradient, indices, reservoir; and "dense", the dense weight's.
+    """
+
+    shape: tuple[int, ...]
+    numel: int
+    forward: int
+    backward: int
+    forward_density: float
+    backward_density: float
+    step: int
+    changed: float
+    reservoir_used: float
+    reservoir_activated: float
+    bytes: dict[str, int]
+
+
+def layer_stats(weight: SparseWeight) -> LayerStats:
+    counts = weight.counts
+    backward = counts.backward if weight.explores else counts.forward
+    used, activated = weight.reservoir.used()
+    return LayerStats(
+        shape=tuple(weight.shape),
+        numel=counts.numel,
+        forward=counts.forward,
+        backward=backward,
+        forward_density=counts.forward_density,
+        backward_density=backward / counts.numel,
+        step=weight.steps,
+        changed=int(weight.changed) / counts.numel,
+        reservoir_used=used,
+        reservoir_activated=activated,
+        bytes=_bytes(weight),
+    )
+
+
+def _bytes(weight: SparseWeight) -> dict[str, int]:
+    grad = weight.values.grad
+    return {
+        "values": weight.values.nbytes,
+        "gradient": 0 if grad is None else grad.nbytes,
+        "indices": weight.indices.nbytes + weight.active.nbytes,
+        "reservoir": sum(b.nbytes for b in weight.reservoir.buffers()),
+        "dense": weight.numel() * weight.values.element_size(),
+    }
+
+
+_HEADER = ("layer", "kind", "shape", "|A|", "forward", "|B|", "backward", "engine")
+
+
+def table(
+    layers: Mapping[str, SparseLayer],
+    weights: Mapping[str, SparseWeight],
+    left_dense: Mapping[str, str],
+    fallbacks: Mapping[str, str],
+    model: nn.Module,
+) -> str:
+    """What `print(handle)` shows: a line per layer, the total, and what was left dense and why."""
+    owner = {id(weight): name for name, weight in weights.items()}
+    rows = [_HEADER, *(_row(name, layer, owner) for name, layer in layers.items())]
+    rows.append(_total_row(weights))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
+    lines = [_line(row, widths) for row in rows]
+    rule = "─" * len(lines[0])
+    body = [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+    body += [f"left dense: {name} ({reason})" for name, reason in left_dense.items()]
+    body += [f"other engine: {name} uses {reason}" for name, reason in fallbacks.items()]
+    body.append(_model_line(weights, model))
+    return "\n".join(body)
+
+
+def _row(name: str, layer: SparseLayer, owner: Mapping[int, str]) -> tuple[str, ...]:
+    weight = layer.weight
+    shape = "×".join(str(size) for size in weight.shape)
+    if owner[id(weight)] != name:
+        tied = f"= {owner[id(weight)]}"
+        return (name, layer.label, shape, tied, "", "", "", weight.engine)
+    stats = layer_stats(weight)
+    return (
+        name,
+        layer.label,
+        shape,
+        f"{stats.forward:,}",
+        _percent(stats.forward_density),
+        f"{stats.backward:,}",
+        _percent(stats.backward_density),
+        weight.engine,
+    )
+
+
+def _total_row(weights: Mapping[str, SparseWeight]) -> tuple[str, ...]:
+    stats = [layer_stats(weight) for weight in weights.values()]
+    a, b, n = (sum(getattr(s, part) for s in stats) for part in ("forward", "backward", "numel"))
+    return ("sparse", "", f"{n:,}", f"{a:,}", _percent(a / n), f"{b:,}", _percent(b / n), "")
+
+
+def _model_line(weights: Mapping[str, SparseWeight], model: nn.Module) -> str:
+    ours = {id(w.values) for w in weights.values()}
+    rest = sum(p.numel() for p in model.parameters() if id(p) not in ours)
+    used = rest + sum(w.counts.forward for w in weights.values())
+    dense = rest + sum(w.numel() for w in weights.values())
+    return (
+        f"model: {used:,} parameters in use of {dense:,} ({_percent(used / dense)}), "
+        f"{rest:,} of them in dense layers, biases and norms"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    # Words to the left, numbers to the right.
+    cells = [
+        cell.ljust(width) if i in (0, 1, 2, 7) else cell.rjust(width)
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return "  ".join(cells).rstrip()

@@ -1,0 +1,1 @@
+"""The state, the sets, the reservoir, the refresh. Knows kernels; nothing of layers or methods."""

@@ -1,0 +1,180 @@
+"""How density is spread over the layers: |A| and |B| of each, from one pair of sparsities.
+
+Pure arithmetic on shapes. A layer's counts are exact; so is the total when it is asked for (`budget`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from topkast.core.sets import Counts
+
+Shapes = Mapping[str, tuple[int, ...]]
+Distribution = str | Mapping[str, float | tuple[float, float]]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a name that matched nothing."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:8]
+    return ", ".join(repr(c) for c in close) + (", …" if len(known) > len(close) else "")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether `pattern` is the layer's name, a glob for it, or a module that contains it."""
+    return name == pattern or name.startswith(pattern + ".") or fnmatch.fnmatchcase(name, pattern)
+
+
+def spread(
+    distribution: Distribution,
+    shapes: Shapes,
+    forward_sparsity: float,
+    backward_sparsity: float,
+    num_dense: int | None = None,
+    aliases: Mapping[str, list[str]] | None = None,
+) -> dict[str, Counts]:
+    """Counts for every layer.
+
+    Args:
+        distribution: "uniform" gives every layer the same sparsity; "erk" (Erdős–Rényi-Kernel) gives a
+            layer density in proportion to Σ dims / Π dims, with layers capped at dense; a mapping from
+            names or globs to a forward sparsity, or a (forward, backward) pair, overrides single layers and
+            leaves the others uniform.
+        shapes: Shape of each layer's weight.
+        forward_sparsity: 1 - D.
+        backward_sparsity: 1 - D - M.
+        num_dense: If given, the sparsities count the whole model, and this many parameters of it stay
+            dense: the sparse layers make up for them, so that the total is exact.
+        aliases: All the names a layer goes by (tied layers have several), for matching.
+
+    Raises:
+        ValueError: An unknown distribution, a name that matches no layer, or a budget that the dense
+            parameters alone exceed.
+    """
+    forward, backward = 1.0 - forward_sparsity, 1.0 - backward_sparsity
+    if isinstance(distribution, Mapping):
+        if num_dense is not None:
+            raise ValueError(
+                "`budget='model'` needs `distribution` 'uniform' or 'erk': a mapping fixes the counts itself"
+            )
+        return _from_mapping(distribution, shapes, forward, backward, aliases or {})
+    if distribution not in _DENSITIES:
+        known = ", ".join(repr(name) for name in _DENSITIES)
+        raise ValueError(
+            f"`distribution` must be one of {known} or a mapping from layer names to sparsities, "
+            f"got {distribution!r}"
+        )
+    densities = _DENSITIES[distribution]
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    if num_dense is None:
+        a, b = densities(shapes, forward), densities(shapes, backward)
+        return {n: Counts.from_density(sizes[n], a[n], b[n]) for n in shapes}
+    total = sum(sizes.values()) + num_dense
+    num_a = _exact(densities, shapes, sizes, round(forward * total) - num_dense, total)
+    num_b = _exact(densities, shapes, sizes, round(backward * total) - num_dense, total)
+    return {n: Counts(sizes[n], num_a[n], max(num_a[n], num_b[n])) for n in shapes}
+
+
+def _uniform(shapes: Shapes, density: float) -> dict[str, float]:
+    return dict.fromkeys(shapes, density)
+
+
+def _erk(shapes: Shapes, density: float) -> dict[str, float]:
+    """Erdős–Rényi-Kernel densities (Evci et al. 2020): ε·Σ dims/Π dims, capped at 1, exact in total.
+
+    Layers that would exceed density 1 are made dense and ε is solved again for the others.
+    """
+    raw = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}
+    size = {name: math.prod(shape) for name, shape in shapes.items()}
+    budget = density * sum(size.values())
+    dense: set[str] = set()
+    while True:
+        free = [name for name in shapes if name not in dense]
+        left = budget - sum(size[name] for name in dense)
+        weight = sum(raw[name] * size[name] for name in free)
+        epsilon = left / weight if weight else 0.0
+        over = {name for name in free if epsilon * raw[name] > 1.0}
+        if not over:
+            return {name: 1.0 if name in dense else epsilon * raw[name] for name in shapes}
+        dense |= over
+
+
+_DENSITIES: dict[str, Callable[[Shapes, float], dict[str, float]]] = {
+    "uniform": _uniform,
+    "erk": _erk,
+}
+
+
+def _exact(
+    densities: Callable[[Shapes, float], dict[str, float]],
+    shapes: Shapes,
+    sizes: Mapping[str, int],
+    budget: int,
+    total: int,
+) -> dict[str, int]:
+    """Counts that sum to `budget` exactly: rounded down, the rest to the largest remainders."""
+    if budget < len(shapes):
+        raise ValueError(
+            f"the dense parameters leave {budget} of {total} for {len(shapes)} sparse layers, which need at "
+            "least one element each: lower the sparsity, or leave fewer layers dense"
+        )
+    wanted = densities(shapes, budget / sum(sizes.values()))
+    ideal = {name: wanted[name] * sizes[name] for name in shapes}
+    counts = {name: min(sizes[name], max(1, math.floor(ideal[name]))) for name in shapes}
+    by_remainder = sorted(shapes, key=lambda name: ideal[name] - counts[name], reverse=True)
+    while (missing := budget - sum(counts.values())) != 0:
+        step = 1 if missing > 0 else -1
+        movable = [n for n in by_remainder if 1 <= counts[n] + step <= sizes[n]]
+        for name in (movable if step > 0 else movable[::-1])[: abs(missing)]:
+            counts[name] += step
+    return counts
+
+
+def _from_mapping(
+    distribution: Mapping[str, float | tuple[float, float]],
+    shapes: Shapes,
+    forward: float,
+    backward: float,
+    aliases: Mapping[str, list[str]],
+) -> dict[str, Counts]:
+    """Later entries win. A forward sparsity alone keeps the ratio of B to A."""
+    chosen = dict.fromkeys(shapes, (forward, backward))
+    for pattern, sparsity in distribution.items():
+        hits = [n for n in shapes if any(matches(pattern, a) for a in aliases.get(n, [n]))]
+        if not hits:
+            raise ValueError(
+                f"`distribution` names {pattern!r}, which matches no sparse layer; "
+                f"there are {nearest(pattern, shapes)}"
+            )
+        pair = _densities_of(pattern, sparsity, backward / forward)
+        chosen.update(dict.fromkeys(hits, pair))
+    return {n: Counts.from_density(math.prod(shapes[n]), *chosen[n]) for n in shapes}
+
+
+def _densities_of(pattern: str, sparsity: float | tuple[float, float], ratio: float) -> tuple[float, float]:
+    where = f"`distribution[{pattern!r}]`"
+    if isinstance(sparsity, tuple):
+        forward, backward = sparsity
+        check_sparsities(forward, backward, f"{where} forward", f"{where} backward")
+        return 1.0 - forward, 1.0 - backward
+    check_sparsities(sparsity, sparsity, where, where)
+    return 1.0 - sparsity, min(1.0, (1.0 - sparsity) * ratio)
+
+
+def check_sparsities(forward: float, backward: float, forward_name: str, backward_name: str) -> None:
+    """Raises unless both are sparsities and B can contain A."""
+    for name, value in ((forward_name, forward), (backward_name, backward)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number in [0, 1), got {value!r}")
+        if not 0.0 <= value < 1.0:  # also refuses NaN
+            raise ValueError(
+                f"{name} must be in [0, 1), got {value!r}; it is the share of zeros, 0.9 for 90 %"
+            )
+    if backward > forward:
+        raise ValueError(
+            f"{backward_name} must not exceed {forward_name} ({forward!r}), got {backward!r}: "
+            "the backward set B contains the forward set A"
+        )

@@ -1,0 +1,87 @@
+"""Checking a state before it is loaded: from a file, another model or another machine.
+
+A bad state must change nothing, so all of it is looked at first. `check_states` is installed as a hook on
+the sparsified model, where it runs before torch has loaded the first tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from topkast.kernels.plan import check_positions
+
+if TYPE_CHECKING:
+    from topkast.core.weight import SparseWeight
+
+# The state of a weight, as its Parameter and buffers are named.
+STATE = ("values", "indices", "active", "step", "changed", "key")
+_SPARSITY_HINT = "sparsify with the sparsity the state was saved with"
+
+
+def check_states(model: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_unused: Any) -> None:
+    """`load_state_dict` pre-hook of a sparsified model: checks the state of every sparse weight in it."""
+    from topkast.core.weight import SparseWeight
+
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, SparseWeight):
+            check_state(module, state_dict, f"{prefix}{path}.")
+
+
+def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str) -> None:
+    """Raises unless `state_dict` holds, under `prefix`, a state that `weight` can take.
+
+    Raises:
+        ValueError: Another shape or sparsity, or positions that break a rule; the layer is named.
+    """
+    where = f"cannot load the state of layer {weight.name!r} ({prefix}*)"
+    found = {name: state_dict[prefix + name] for name in STATE if prefix + name in state_dict}
+    if not found:
+        if prefix.removesuffix(".") in state_dict:
+            raise ValueError(f"{where}: the state holds a dense weight; load it before sparsify")
+        return  # torch reports missing keys itself, or allows them with strict=False
+    missing = [name for name in STATE if name not in found]
+    if missing:
+        raise ValueError(f"{where}: {', '.join(missing)} missing; a state is loaded whole")
+    _check_shapes(weight, found, where)
+    _check_reservoir(weight, state_dict, prefix, where)
+    problem = check_positions(found["indices"], found["active"], weight.numel())
+    if problem is not None:
+        raise ValueError(f"{where}: {problem}")
+    num_active = int(found["active"].sum())
+    if num_active != weight.counts.forward:
+        raise ValueError(f"{where}: |A| must be {weight.counts.forward}, got {num_active}; {_SPARSITY_HINT}")
+    if int(found["step"]) < 0:
+        raise ValueError(f"{where}: step must not be negative, got {int(found['step'])}")
+
+
+def _check_shapes(weight: SparseWeight, found: Mapping[str, Tensor], where: str) -> None:
+    length = tuple(found["values"].shape)
+    if length != (weight.counts.backward,):
+        raise ValueError(
+            f"{where}: |B| must be {weight.counts.backward}, got values of shape {length}; {_SPARSITY_HINT}"
+        )
+    if tuple(found["indices"].shape) != length:
+        raise ValueError(
+            f"{where}: indices must have one entry per value ({length[0]}), "
+            f"got {tuple(found['indices'].shape)}"
+        )
+    for name in ("step", "changed", "key"):
+        if found[name].ndim != 0 or found[name].dtype != torch.int64:
+            raise ValueError(f"{where}: {name} must be one int64 number")
+
+
+def _check_reservoir(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str, where: str) -> None:
+    for name, mine in weight.reservoir.named_buffers():
+        key = f"{prefix}reservoir.{name}"
+        if key not in state_dict:
+            raise ValueError(f"{where}: {key} missing; sparsify with the reservoir the state was saved with")
+        theirs = state_dict[key]
+        if theirs.shape != mine.shape:
+            raise ValueError(
+                f"{where}: {key} must have shape {tuple(mine.shape)} for a dense weight of "
+                f"{tuple(weight.shape)}, got {tuple(theirs.shape)}"
+            )

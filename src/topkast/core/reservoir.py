@@ -1,0 +1,146 @@
+"""The reservoir: what is known of C, the elements outside B.
+
+C is never touched between refreshes. At a refresh, elements that leave B are written back and elements
+that enter B are fetched.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from topkast.core.select import top_k
+
+
+class Theta(Protocol):
+    """θ as a method sees it when it chooses sets: ask for its largest elements or for given ones."""
+
+    numel: int
+
+    def top(self, k: int) -> Tensor:
+        """Positions of the k largest |θ|, ties to the smaller position, increasing."""
+        ...
+
+    def at(self, positions: Tensor) -> Tensor:
+        """θ at the given positions."""
+        ...
+
+
+class DenseTheta:
+    """θ held as one flat tensor."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self.flat = flat
+        self.numel = flat.numel()
+
+    def top(self, k: int) -> Tensor:
+        return top_k(self.flat.abs(), k)
+
+    def at(self, positions: Tensor) -> Tensor:
+        return self.flat.index_select(0, positions)
+
+
+class Reservoir(nn.Module):
+    """What every kind of reservoir can do. `indices` and `values` always describe the present B."""
+
+    kind: str
+
+    @abstractmethod
+    def theta(self, indices: Tensor, values: Tensor) -> Theta:
+        """All of θ, for choosing sets."""
+
+    @abstractmethod
+    def dense(self, indices: Tensor, values: Tensor) -> Tensor:
+        """All of θ as one flat tensor, for inspection."""
+
+    @abstractmethod
+    def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
+        """Takes the leavers back and hands out the entrants' values."""
+
+    @abstractmethod
+    def record(self, indices: Tensor, active: Tensor) -> None:
+        """Notes which elements have been in B and in A by now."""
+
+    @abstractmethod
+    def used(self) -> tuple[float, float]:
+        """Shares of the initial C that have been in B, and in A, at some time."""
+
+
+# What `StoredReservoir.history` says of an element.
+_NEVER, _INITIAL, _BEEN_IN_B, _BEEN_IN_A = 0, 1, 2, 3
+
+
+class StoredReservoir(Reservoir):
+    """C kept as given: exact for any θ⁰, at one number and one byte per element of the dense weight.
+
+    Buffers:
+        rest: θ on C, zero on B (those values live in the weight), flat.
+        history: per element, whether it started in B, or since entered B, or A.
+    """
+
+    kind = "stored"
+    rest: Tensor
+    history: Tensor
+
+    def __init__(self, theta: Tensor, indices: Tensor) -> None:
+        super().__init__()
+        rest = theta.detach().reshape(-1).clone()
+        history = torch.full(rest.shape, _NEVER, dtype=torch.uint8, device=rest.device)
+        rest[indices] = 0
+        history[indices] = _INITIAL
+        self.register_buffer("rest", rest)
+        self.register_buffer("history", history)
+
+    def theta(self, indices: Tensor, values: Tensor) -> DenseTheta:
+        return DenseTheta(self.dense(indices, values))
+
+    def dense(self, indices: Tensor, values: Tensor) -> Tensor:
+        return self.rest.index_copy(0, indices.long(), values)
+
+    def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
+        entrants = self.rest.index_select(0, entering)
+        self.rest[entering] = 0
+        self.rest[leaving] = leaving_values
+        return entrants
+
+    def record(self, indices: Tensor, active: Tensor) -> None:
+        # A code only ever grows, and what started in B is not part of the initial C.
+        for positions, code in ((indices, _BEEN_IN_B), (indices[active], _BEEN_IN_A)):
+            now = self.history[positions]
+            self.history[positions] = torch.where(now == _INITIAL, now, now.clamp(min=code))
+
+    def used(self) -> tuple[float, float]:
+        counts = torch.bincount(self.history, minlength=4)
+        outside = int(counts.sum() - counts[_INITIAL])
+        if outside == 0:
+            return 0.0, 0.0
+        in_a = int(counts[_BEEN_IN_A])
+        return (int(counts[_BEEN_IN_B]) + in_a) / outside, in_a / outside
+
+
+class EmptyReservoir(Reservoir):
+    """C is zero and holds nothing: for methods whose elements never come back (a fixed mask)."""
+
+    kind = "empty"
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.numel = numel
+
+    def theta(self, indices: Tensor, values: Tensor) -> DenseTheta:
+        return DenseTheta(self.dense(indices, values))
+
+    def dense(self, indices: Tensor, values: Tensor) -> Tensor:
+        return values.new_zeros(self.numel).index_copy(0, indices.long(), values)
+
+    def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
+        return leaving_values.new_zeros(entering.numel())
+
+    def record(self, indices: Tensor, active: Tensor) -> None:
+        pass
+
+    def used(self) -> tuple[float, float]:
+        return 0.0, 0.0

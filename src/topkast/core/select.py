@@ -1,0 +1,74 @@
+"""Choosing elements: exact Top-K by magnitude, and uniform random choice. Pure functions.
+
+The order of every Top-K is: larger magnitude first, then smaller position. `torch.topk` leaves ties to
+the implementation, which would make sets differ between machines and versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def top_k(magnitudes: Tensor, k: int) -> Tensor:
+    """Positions of the `k` largest magnitudes, ties to the smaller position.
+
+    Args:
+        magnitudes: 1-D, finite (NaN has no rank: the caller checks).
+        k: Between 0 and the number of magnitudes.
+
+    Returns:
+        int64 positions, increasing.
+    """
+    n = magnitudes.numel()
+    if k >= n:
+        return torch.arange(n, device=magnitudes.device)
+    if k <= 0:
+        return torch.empty(0, dtype=torch.int64, device=magnitudes.device)
+    threshold = torch.kthvalue(magnitudes, n - k + 1).values
+    chosen = magnitudes > threshold
+    num_ties = k - int(chosen.sum())
+    ties = torch.nonzero(magnitudes == threshold).flatten()[:num_ties]
+    chosen[ties] = True
+    return torch.nonzero(chosen).flatten()
+
+
+def random_subset(n: int, k: int, generator: torch.Generator) -> Tensor:
+    """`k` of the integers below `n`, uniformly without replacement, increasing.
+
+    Memory and time follow k, not n: draws are repeated until enough distinct ones are there, then the
+    surplus is removed at random (cutting off a sorted tail would favour small numbers).
+    """
+    if 3 * k > n:
+        return torch.randperm(n, generator=generator)[:k].sort().values
+    chosen = torch.empty(0, dtype=torch.int64)
+    while chosen.numel() < k:
+        draw = torch.randint(n, (k - chosen.numel() + 16,), generator=generator)
+        chosen = torch.unique(torch.cat([chosen, draw]))
+    kept = torch.randperm(chosen.numel(), generator=generator)[:k]
+    return chosen[kept].sort().values
+
+
+def random_outside(n: int, k: int, excluded: Tensor, generator: torch.Generator) -> Tensor:
+    """`k` of the integers below `n` that are not in `excluded` (increasing), uniformly, increasing.
+
+    The m-th integer outside the excluded set e_0 < e_1 < … is m + j, where j is the number of excluded
+    integers with e_i - i <= m.
+    """
+    excluded = excluded.cpu()
+    free = random_subset(n - excluded.numel(), k, generator)
+    gaps = excluded - torch.arange(excluded.numel())
+    return free + torch.searchsorted(gaps, free, right=True)
+
+
+def derive_key(seed: int, name: str) -> int:
+    """A 63-bit key for one weight, from the run's seed and the weight's name; the same everywhere."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def generator_for(key: int, step: int) -> torch.Generator:
+    """A generator that depends on the key and the step alone, so that a resumed run draws the same."""
+    return torch.Generator().manual_seed(derive_key(key, f"step {step}"))

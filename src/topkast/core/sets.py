@@ -1,0 +1,53 @@
+"""`Sets`: a choice of A and B, and how many elements each has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Counts:
+    """|A| and |B| of a weight with `numel` elements. 1 ≤ forward ≤ backward ≤ numel."""
+
+    numel: int
+    forward: int
+    backward: int
+
+    @classmethod
+    def from_density(cls, numel: int, forward: float, backward: float) -> Counts:
+        """K_A = round(D·n) and K_B = round((D+M)·n), each at least 1 (halves round to even)."""
+        num_forward = min(numel, max(1, round(forward * numel)))
+        num_backward = min(numel, max(num_forward, round(backward * numel)))
+        return cls(numel, num_forward, num_backward)
+
+    @property
+    def forward_density(self) -> float:
+        """D, exactly as counted."""
+        return self.forward / self.numel
+
+    @property
+    def backward_density(self) -> float:
+        """D + M, exactly as counted."""
+        return self.backward / self.numel
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Positions of B, increasing (int64), and which of them are in A (bool)."""
+
+    indices: Tensor
+    active: Tensor
+
+    @classmethod
+    def from_positions(cls, forward: Tensor, backward: Tensor) -> Sets:
+        """From the increasing positions of A and of B ⊇ A."""
+        slots = torch.searchsorted(backward, forward)
+        active = torch.zeros(backward.numel(), dtype=torch.bool, device=backward.device)
+        active[slots] = True
+        return cls(backward, active)
+
+    def to(self, device: torch.device) -> Sets:
+        return Sets(self.indices.to(device), self.active.to(device))

@@ -1,0 +1,286 @@
+"""`SparseWeight`: the state of one sparse weight. All that a layer, a method or a checkpoint needs."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from topkast.core.loading import check_state
+from topkast.core.reservoir import Reservoir, Theta
+from topkast.core.sets import Counts, Sets
+from topkast.kernels import ops
+from topkast.kernels.engine import Engine
+from topkast.kernels.engines import ENGINES
+from topkast.kernels.plan import Plan, index_dtype
+
+
+class SparseWeight(nn.Module):
+    """For every element of B its position and value; C is known to the reservoir.
+
+    `values` is the one Parameter: its object and its length never change, so an optimizer, DDP or an
+    average may hold on to it. What a *slot* of it means does change at a refresh.
+
+    Attributes:
+        values: One number per element of B.
+        indices: Positions of B in the flattened dense weight, strictly increasing.
+        active: Which of B is in A. Exactly ``counts.forward`` are true.
+        step: Optimizer steps taken, so that the schedule survives a restart.
+        changed: How many elements entered or left A at the last refresh.
+        key: Where this weight's random choices come from.
+        reservoir: What is known of C.
+        name: Qualified name of the layer, for messages.
+        engine: Name of the engine that computes the products.
+        explore_until: Step from which B∖A is frozen, or None for never.
+    """
+
+    values: nn.Parameter
+    indices: Tensor
+    active: Tensor
+    step: Tensor
+    changed: Tensor
+    key: Tensor
+
+    def __init__(
+        self,
+        theta: Tensor,
+        sets: Sets,
+        reservoir: Reservoir,
+        *,
+        name: str,
+        engine: str = "masked",
+        key: int = 0,
+        explore_until: int | None = None,
+        requires_grad: bool = True,
+    ) -> None:
+        super().__init__()
+        self.shape = theta.shape
+        self.name = name
+        self.engine = engine
+        self.explore_until = explore_until
+        self.counts = Counts(theta.numel(), int(sets.active.sum()), sets.indices.numel())
+        device = theta.device
+        values = theta.detach().reshape(-1).index_select(0, sets.indices)
+        self.values = nn.Parameter(values, requires_grad=requires_grad)
+        indices = sets.indices.to(index_dtype(theta.numel()))
+        self.register_buffer("indices", indices)
+        self.register_buffer("active", sets.active.clone())
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("changed", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("key", torch.tensor(key, dtype=torch.int64, device=device))
+        self.reservoir = reservoir
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops everything that is derived from the state or belongs to this object alone."""
+        self._plan: Plan | None = None
+        self._plan_versions: tuple[int, ...] | None = None
+        self._step_read: tuple[int, int] | None = None
+        self._copies: weakref.WeakSet[SparseWeight] = weakref.WeakSet()
+        self._version_when_copied: int | None = None
+
+    # ---- what it looks like -------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        return self.counts.numel
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def extra_repr(self) -> str:
+        c = self.counts
+        return f"shape={tuple(self.shape)}, forward={c.forward}, backward={c.backward}, of={c.numel}"
+
+    @property
+    def steps(self) -> int:
+        """`step` as a number; read from the device only when the buffer was written."""
+        version = self.step._version
+        if self._step_read is None or self._step_read[0] != version:
+            self._step_read = (version, int(self.step))
+        return self._step_read[1]
+
+    @property
+    def explores(self) -> bool:
+        """Whether B∖A is being updated (it no longer is from step `explore_until` on)."""
+        return self.explore_until is None or self.steps < self.explore_until
+
+    @property
+    def plan(self) -> Plan:
+        """The Plan for the present sets. Rebuilt, and checked again, whenever a buffer was written."""
+        versions = (self.indices._version, self.active._version, self.explores)
+        if self._plan is None or self._plan_versions != versions:
+            if self._plan is None or not self._plan.describes(
+                self.indices, self.active, explores=self.explores
+            ):
+                self._plan = self._build_plan()
+            self._plan_versions = versions
+        return self._plan
+
+    def _build_plan(self) -> Plan:
+        try:
+            return Plan(tuple(self.shape), self.indices, self.active, explores=self.explores)
+        except ValueError as error:
+            raise ValueError(f"layer {self.name!r}: {error}") from None
+
+    def engine_impl(self) -> Engine:
+        return ENGINES[self.engine]
+
+    # ---- dense views, for inspection of small layers -------------------------------------------
+
+    @torch.no_grad()
+    def theta(self) -> Tensor:
+        """θ: every element, dense. For inspection."""
+        return self.reservoir.dense(self.indices, self.values).view(self.shape)
+
+    @torch.no_grad()
+    def alpha(self) -> Tensor:
+        """α: θ on A, zero elsewhere, dense. For inspection and export."""
+        dense = self.values.new_zeros(self.numel())
+        dense[self.indices[self.active]] = self.values[self.active]
+        return dense.view(self.shape)
+
+    def forward_mask(self) -> Tensor:
+        """A as a dense bool tensor."""
+        return self._mask(self.indices[self.active])
+
+    def backward_mask(self) -> Tensor:
+        """B as a dense bool tensor (A from step `explore_until` on)."""
+        return self._mask(self.indices[self.updated()])
+
+    def _mask(self, positions: Tensor) -> Tensor:
+        dense = torch.zeros(self.numel(), dtype=torch.bool, device=self.device)
+        dense[positions] = True
+        return dense.view(self.shape)
+
+    # ---- sets -----------------------------------------------------------------------------------
+
+    def full_theta(self) -> Theta:
+        """θ for a method to choose from."""
+        return self.reservoir.theta(self.indices, self.values.detach())
+
+    def updated(self) -> Tensor:
+        """Which slots are in the backward set: all, or those of A once exploration has ended. A copy."""
+        return torch.ones_like(self.active) if self.explores else self.active.clone()
+
+    # ---- use as a weight in functional calls ----------------------------------------------------
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """`F.linear(x, weight)` and `F.embedding(ids, weight)` work, as tied models write them."""
+        kwargs = dict(kwargs or {})
+        if func is F.linear:
+            return _functional_linear(*args, **kwargs)
+        if func is F.embedding:
+            return _functional_embedding(*args, **kwargs)
+        weight = next((a for a in (*args, *kwargs.values()) if isinstance(a, cls)), None)
+        name = "" if weight is None else f" of layer {weight.name!r}"
+        raise TypeError(
+            f"{getattr(func, '__name__', func)} got the sparse weight{name}, which is not a tensor; "
+            "F.linear and F.embedding accept it, `.alpha()` gives a dense copy, "
+            "and `skip` in sparsify leaves the layer dense"
+        )
+
+    # ---- copies ---------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for derived in (
+            "_plan",
+            "_plan_versions",
+            "_step_read",
+            "_copies",
+            "_version_when_copied",
+        ):
+            state.pop(derived, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseWeight:
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin._version_when_copied = twin.values._version
+        self._copies.add(twin)
+        return twin
+
+    def settle(self) -> None:
+        """Marks the present values as this object's own: what was written so far was not an average."""
+        self._version_when_copied = None
+
+    def slot_averages(self) -> list[SparseWeight]:
+        """Living copies of this weight whose values were written since: averages kept by slot."""
+        return [
+            twin
+            for twin in self._copies
+            if twin._version_when_copied is not None and twin._version_when_copied != twin.values._version
+        ]
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> SparseWeight:
+        super()._apply(fn, recurse)
+        self._plan = None
+        return self
+
+    # ---- loading --------------------------------------------------------------------------------
+
+    def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
+    ) -> None:
+        # Values are always copied into the Parameter there is: an optimizer may hold it already.
+        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
+        check_state(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        if self._version_when_copied is not None:
+            self._version_when_copied = self.values._version
+
+
+def _functional_linear(input: Tensor, weight: SparseWeight, bias: Tensor | None = None) -> Tensor:
+    return ops.linear(weight.engine_impl(), weight.plan, weight.values, input, bias)
+
+
+def _functional_embedding(
+    input: Tensor,
+    weight: SparseWeight,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    if max_norm is not None or sparse:
+        raise TypeError(f"the sparse embedding {weight.name!r} has neither max_norm nor sparse gradients")
+    return ops.embedding(
+        weight.engine_impl(),
+        weight.plan,
+        weight.values,
+        input,
+        padding_idx=padding_idx,
+        scale_by_frequency=scale_grad_by_freq,
+    )

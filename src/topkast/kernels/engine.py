@@ -1,0 +1,86 @@
+"""What an engine is: the three products of a sparse layer, given a `Plan`.
+
+For y = x·αᵀ: the forward product on A, the input gradient on A, and the weight gradient sampled on B.
+Autograd lives one level up (`ops.py`), so an engine is plain arithmetic and can be tested as such.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from topkast.kernels.plan import Plan
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """How a convolution walks: everything but its weight. Tuples have one entry per spatial dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def num_dims(self) -> int:
+        return len(self.stride)
+
+
+class Engine(ABC):
+    """One way to compute the products.
+
+    Shapes: `x` is ``(tokens, inputs)``, `grad` is ``(tokens, outputs)``, `values` has |B| entries. The
+    weight is the matrix ``(num_rows, num_columns)`` of the Plan.
+    """
+
+    name: str
+
+    @abstractmethod
+    def refusal(self, kind: str, geometry: ConvGeometry | None) -> str | None:
+        """Why this engine cannot do a layer of this kind ("linear", "conv", "embedding"), or None."""
+
+    @abstractmethod
+    def product(
+        self, plan: Plan, values: Tensor, x: Tensor, bias: Tensor | None, *, transpose: bool
+    ) -> Tensor:
+        """x·αᵀ + bias, or x·α + bias with `transpose`."""
+
+    @abstractmethod
+    def sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
+        """(leftᵀ·right) at the updated positions, zero in the other slots: |B| numbers.
+
+        `left` is ``(tokens, num_rows)``, `right` is ``(tokens, num_columns)``.
+        """
+
+    @abstractmethod
+    def conv(
+        self,
+        plan: Plan,
+        values: Tensor,
+        x: Tensor,
+        bias: Tensor | None,
+        geometry: ConvGeometry,
+    ) -> Tensor:
+        """The convolution of x, ``(batch, channels, *space)``, with α."""
+
+    @abstractmethod
+    def conv_grads(
+        self,
+        plan: Plan,
+        values: Tensor,
+        x: Tensor,
+        grad: Tensor,
+        geometry: ConvGeometry,
+        needs: tuple[bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Input gradient on A and weight gradient (|B| numbers), each only if `needs` asks for it."""
+
+    @abstractmethod
+    def lookup(self, plan: Plan, values: Tensor, ids: Tensor) -> Tensor:
+        """Rows `ids` (1-D, checked by the caller) of α: ``(tokens, num_columns)``."""
+
+    @abstractmethod
+    def lookup_grad(self, plan: Plan, ids: Tensor, grad: Tensor) -> Tensor:
+        """Σ over tokens t of grad[t, column] where ids[t] = row, per updated element: |B| numbers."""

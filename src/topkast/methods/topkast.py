@@ -1,0 +1,78 @@
+"""Top-KAST (Jayakumar et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+import torch
+
+from topkast.core.reservoir import Theta
+from topkast.core.select import random_outside, top_k
+from topkast.core.sets import Counts, Sets
+from topkast.methods.base import Method
+
+
+@dataclass(frozen=True)
+class TopKAST(Method):
+    """Top-K Always Sparse Training.
+
+    A = TopK(θ, D) is used in the forward pass and for the input gradient; B = TopK(θ, D+M) ⊇ A receives
+    the weight gradient; both are chosen anew every N steps.
+
+    Example:
+        >>> TopKAST(forward_sparsity=0.9, backward_sparsity=0.8).refresh_every
+        100
+
+    Attributes:
+        forward_sparsity: 1 - D.
+        backward_sparsity: 1 - D - M.
+        refresh_every: N. The paper finds 100 as good as 1 (its appendix on implementation).
+        exploration: How B∖A is chosen: "magnitude", the next largest |θ|; or "random", uniformly from
+            the rest (the paper's ablation).
+        explore_until: Step t from which only A is updated ("Top-KAST (t)" in the paper's Table 1). A is
+            still the Top-K of all of θ; what is outside A keeps its value. None explores to the end.
+        scope: "layer": Top-K within each layer, as in the paper's experiments.
+    """
+
+    forward_sparsity: float
+    backward_sparsity: float
+    _: KW_ONLY
+    refresh_every: int = 100
+    exploration: Literal["magnitude", "random"] = "magnitude"
+    explore_until: int | None = None
+    scope: Literal["layer"] = "layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_steps("`refresh_every`", self.refresh_every, at_least=1)
+        if self.explore_until is not None:
+            _check_steps("`explore_until`", self.explore_until, at_least=0)
+        if self.exploration not in ("magnitude", "random"):
+            raise ValueError(f"`exploration` must be 'magnitude' or 'random', got {self.exploration!r}")
+        if self.scope != "layer":
+            raise ValueError(f"`scope` must be 'layer', got {self.scope!r}")
+
+    def exploration_end(self) -> int | None:
+        return self.explore_until
+
+    def is_due(self, step: int) -> bool:
+        return step % self.refresh_every == 0
+
+    def choose(self, theta: Theta, counts: Counts, generator: torch.Generator) -> Sets:
+        if self.exploration == "random":
+            forward = theta.top(counts.forward)
+            extra = random_outside(counts.numel, counts.backward - counts.forward, forward, generator)
+            backward = torch.cat([forward, extra.to(forward.device)]).sort().values
+            return Sets.from_positions(forward, backward)
+        backward = theta.top(counts.backward)
+        # A ⊆ B holds because both follow one order, so A is found within B.
+        within = top_k(theta.at(backward).abs(), counts.forward)
+        return Sets.from_positions(backward.index_select(0, within), backward)
+
+
+def _check_steps(name: str, value: int, *, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number of steps, got {value!r}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value!r}")

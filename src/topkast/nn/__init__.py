@@ -1,0 +1,18 @@
+"""Sparse layers. Each is a torch layer whose weight is a `SparseWeight`."""
+
+from topkast.nn.attention import MultiheadAttention
+from topkast.nn.base import SparseLayer
+from topkast.nn.conv import Conv1d, Conv2d, Conv3d
+from topkast.nn.embedding import Embedding
+from topkast.nn.linear import Conv1D, Linear
+
+__all__ = [
+    "Conv1D",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "Embedding",
+    "Linear",
+    "MultiheadAttention",
+    "SparseLayer",
+]

@@ -1,0 +1,111 @@
+"""Sparse convolutions in one, two and three dimensions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from topkast.core.weight import SparseWeight
+from topkast.kernels import ops
+from topkast.kernels.engine import ConvGeometry
+from topkast.nn.base import SparseLayer
+
+
+class _Conv(SparseLayer):
+    """A convolution with every stride, padding, padding mode, dilation and number of groups of torch's."""
+
+    kind = "conv"
+    dense_type: ClassVar[type[nn.Module]]
+
+    def __init__(self, layer: Any, weight: SparseWeight) -> None:
+        super().__init__(weight, layer.bias)
+        self.in_channels = layer.in_channels
+        self.out_channels = layer.out_channels
+        self.kernel_size = layer.kernel_size
+        self.stride = layer.stride
+        self.padding = layer.padding
+        self.dilation = layer.dilation
+        self.groups = layer.groups
+        self.padding_mode = layer.padding_mode
+        self._pads = _pads(layer)
+        # Uneven or non-zero padding is applied to the input first, the convolution then needs none.
+        half = self._pads[::-1][::2]
+        self._pads_first = self.padding_mode != "zeros" or half != self._pads[::-1][1::2]
+        self._geometry = ConvGeometry(
+            tuple(self.stride),
+            (0,) * len(self.stride) if self._pads_first else half,
+            tuple(self.dilation),
+            self.groups,
+        )
+
+    @classmethod
+    def from_dense(cls, layer: Any, weight: SparseWeight) -> _Conv:
+        return cls(layer, weight)
+
+    @property
+    def geometry(self) -> ConvGeometry:
+        return self._geometry
+
+    def to_dense(self, weight: nn.Parameter) -> nn.Module:
+        return self._build(
+            self.dense_type,
+            weight,
+            self.in_channels,
+            self.out_channels,
+            self.kernel_size,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            bias=self.bias is not None,
+            padding_mode=self.padding_mode,
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self._pads_first:
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            input = F.pad(input, self._pads, mode=mode)
+        w = self.weight
+        return ops.conv(self.engine, w.plan, w.values, input, self.bias, self._geometry)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
+            f"groups={self.groups}, padding_mode={self.padding_mode!r}"
+        )
+
+
+def _pads(layer: Any) -> tuple[int, ...]:
+    """Padding before and after each dimension, last dimension first, as F.pad wants it.
+
+    "same" puts the odd one after, as torch does.
+    """
+    pads: list[int] = []
+    for k, d, i in zip(layer.kernel_size, layer.dilation, range(len(layer.stride)), strict=True):
+        if layer.padding == "same":
+            total = d * (k - 1)
+            before, after = total // 2, total - total // 2
+        elif layer.padding == "valid":
+            before = after = 0
+        else:
+            before = after = int(layer.padding[i])
+        pads = [before, after, *pads]
+    return tuple(pads)
+
+
+class Conv1d(_Conv):
+    label = "Conv1d"
+    dense_type = nn.Conv1d
+
+
+class Conv2d(_Conv):
+    label = "Conv2d"
+    dense_type = nn.Conv2d
+
+
+class Conv3d(_Conv):
+    label = "Conv3d"
+    dense_type = nn.Conv3d

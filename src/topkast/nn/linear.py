@@ -1,0 +1,60 @@
+"""Sparse linear layers: torch's Linear, and the transposed one that Hugging Face's GPT-2 is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from topkast.core.weight import SparseWeight
+from topkast.kernels import ops
+from topkast.nn.base import SparseLayer
+
+
+class Linear(SparseLayer):
+    """y = x·αᵀ + bias, with α of shape ``(out_features, in_features)``."""
+
+    kind = "linear"
+    label = "Linear"
+
+    def __init__(self, weight: SparseWeight, bias: nn.Parameter | None) -> None:
+        super().__init__(weight, bias)
+        self.out_features, self.in_features = weight.shape
+
+    @classmethod
+    def from_dense(cls, layer: Any, weight: SparseWeight) -> Linear:
+        return cls(weight, layer.bias)
+
+    def to_dense(self, weight: nn.Parameter) -> nn.Module:
+        sizes = (self.in_features, self.out_features)
+        return self._build(nn.Linear, weight, *sizes, bias=self.bias is not None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.linear(self.engine, self.weight.plan, self.weight.values, input, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class Conv1D(SparseLayer):
+    """Hugging Face's `Conv1D`: y = x·α + bias, with α of shape ``(inputs, outputs)``."""
+
+    kind = "linear"
+    label = "Conv1D (HF)"
+
+    def __init__(self, weight: SparseWeight, bias: nn.Parameter | None, original: type[nn.Module]):
+        super().__init__(weight, bias)
+        self.nx, self.nf = weight.shape
+        # Kept so that densify can give the very class back without importing transformers here.
+        self._original = original
+
+    @classmethod
+    def from_dense(cls, layer: Any, weight: SparseWeight) -> Conv1D:
+        return cls(weight, layer.bias, type(layer))
+
+    def to_dense(self, weight: nn.Parameter) -> nn.Module:
+        return self._build(self._original, weight, self.nf, self.nx)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.weight.values
+        return ops.linear(self.engine, self.weight.plan, values, x, self.bias, transpose=True)

@@ -1,0 +1,155 @@
+"""The library against the dense twin, element by element, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import twin
+from torch import Tensor, nn
+
+import topkast
+
+TOLERANCE = 1e-10
+STEPS = 300
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(12, 20)
+        self.fc2 = nn.Linear(20, 16, bias=False)
+        self.fc3 = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(torch.tanh(self.fc2(torch.tanh(self.fc1(x)))))
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 6, 3, padding=1)
+        self.conv2 = nn.Conv2d(6, 8, 3, stride=2)
+        self.fc = nn.Linear(8 * 2 * 2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.conv2(torch.tanh(self.conv1(x.view(-1, 2, 6, 6)))))
+        return self.fc(h.flatten(1))
+
+
+MODELS: dict[str, tuple[type[nn.Module], int, list[str]]] = {
+    "mlp": (MLP, 12, ["fc1.weight", "fc2.weight", "fc3.weight"]),
+    "convnet": (ConvNet, 72, ["conv1.weight", "conv2.weight", "fc.weight"]),
+}
+
+OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], twin.Optimizer]] = {
+    "sgd-nesterov": (
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+        twin.Optimizer(twin.sgd(0.05, 0.9, True), {"momentum_buffer": 0.0}),
+    ),
+    "adam": (
+        lambda p: torch.optim.Adam(p, lr=0.01),
+        twin.Optimizer(twin.adam(0.01), {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    ),
+    "adamw": (
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+        twin.Optimizer(twin.adam(0.01, decay=0.1), {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    ),
+    "rmsprop": (
+        lambda p: torch.optim.RMSprop(p, lr=0.003, alpha=0.95, momentum=0.5),
+        twin.Optimizer(twin.rmsprop(0.003, 0.95, 0.5), {"square_avg": 0.0, "momentum_buffer": 0.0}),
+    ),
+    "adagrad": (
+        lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.01, initial_accumulator_value=0.1),
+        twin.Optimizer(twin.adagrad(0.05, 0.01), {"sum": 0.1}),
+    ),
+    "nadam": (
+        lambda p: torch.optim.NAdam(p, lr=0.01),
+        twin.Optimizer(twin.nadam(0.01), {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    """torch keeps its own scalars, such as NAdam's product of momenta, in the default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def batches(inputs: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+    teacher = torch.randn(inputs, 4, generator=generator, dtype=torch.float64)
+    xs = torch.randn(40, 16, inputs, generator=generator, dtype=torch.float64)
+    return [(x, (x @ teacher).argmax(1)) for x in xs]
+
+
+def assert_equal(sparse: topkast.Handle, optimizer: torch.optim.Optimizer, dense: twin.Twin) -> None:
+    """θ, A, B and every state tensor, in dense coordinates."""
+    for name, layer in sparse.layers.items():
+        entry = dense.entries[f"{name}.weight"]
+        assert torch.equal(layer.forward_mask(), entry.a), name
+        assert torch.equal(layer.backward_mask(), entry.b), name
+        torch.testing.assert_close(layer.theta(), entry.theta, rtol=0, atol=TOLERANCE)
+        for key, expected in entry.state.items():
+            state = optimizer.state[layer.weight.values][key]
+            b = layer.weight.indices[layer.weight.updated()].long()
+            ours = state[layer.weight.updated()]
+            torch.testing.assert_close(ours, expected.flatten()[b], rtol=0, atol=TOLERANCE)
+    for name, parameter in sparse.model.named_parameters():
+        if name in dense.entries:  # biases
+            torch.testing.assert_close(parameter.detach(), dense.entries[name].theta, rtol=0, atol=TOLERANCE)
+
+
+def run_both(
+    model_name: str,
+    optimizer_name: str,
+    engine: str,
+    refresh_every: int,
+    explore_until: int | None = None,
+    steps: int = STEPS,
+) -> tuple[topkast.Handle, set[int]]:
+    model_type, inputs, sparse_names = MODELS[model_name]
+    model = model_type().double()
+    make, twin_optimizer = OPTIMIZERS[optimizer_name]
+    dense = twin.Twin(
+        copy.deepcopy(model), sparse_names, 0.8, 0.5, refresh_every, twin_optimizer, 1e-3, explore_until
+    )
+    method = topkast.TopKAST(0.8, 0.5, refresh_every=refresh_every, explore_until=explore_until)
+    sparse = topkast.sparsify(model, method, engine=engine)
+    optimizer = sparse.attach(make(model.parameters()))
+    data = batches(inputs)
+    sets_seen: set[int] = set()
+    for step in range(steps):
+        x, y = data[step % len(data)]
+        loss = F.cross_entropy(model(x), y)
+        (loss + 1e-3 * sparse.penalty()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert loss.item() == pytest.approx(dense.step(lambda f, x=x, y=y: F.cross_entropy(f(x), y)), abs=1e-9)
+        if step % 25 == 0 or step == steps - 1:
+            assert_equal(sparse, optimizer, dense)
+        sets_seen.add(hash(tuple(tuple(w.indices.tolist()) for w in sparse.weights.values())))
+    return sparse, sets_seen
+
+
+@pytest.mark.parametrize("refresh_every", [1, 7, 100])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_training_equals_the_dense_twin(model: str, optimizer: str, refresh_every: int, engine: str) -> None:
+    _, sets_seen = run_both(model, optimizer, engine, refresh_every)
+    # The comparison means something only if B really moved.
+    assert len(sets_seen) > 1
+
+
+@pytest.mark.parametrize("explore_until", [0, 50, 53])
+@pytest.mark.parametrize("optimizer", ["sgd-nesterov", "adamw"])
+def test_ending_exploration_equals_the_dense_twin(optimizer: str, explore_until: int, engine: str) -> None:
+    sparse, _ = run_both("mlp", optimizer, engine, 7, explore_until, steps=150)
+    for stats in sparse.stats().values():
+        assert stats.backward == stats.forward

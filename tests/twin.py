@@ -1,0 +1,165 @@
+"""The dense twin: Top-KAST written straight from the paper's equations, with nothing of the library in it.
+
+θ is dense, A and B are dense masks, the gradient is the dense ∇_α L, the penalty's gradient is written out,
+and the optimizers are their textbook formulas. Slow and obvious; everything else is compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+State = dict[str, Tensor]
+# (θ, gradient, state, t) -> new θ; the state is updated in the dictionary. t counts from 1.
+Rule = Callable[[Tensor, Tensor, State, int], Tensor]
+
+
+def sgd(lr: float, momentum: float, nesterov: bool) -> Rule:
+    def rule(theta: Tensor, g: Tensor, s: State, t: int) -> Tensor:
+        s["momentum_buffer"] = momentum * s["momentum_buffer"] + g
+        step = g + momentum * s["momentum_buffer"] if nesterov else s["momentum_buffer"]
+        return theta - lr * step
+
+    return rule
+
+
+def adam(lr: float, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, decay: float = 0.0) -> Rule:
+    def rule(theta: Tensor, g: Tensor, s: State, t: int) -> Tensor:
+        theta = theta * (1 - lr * decay)
+        s["exp_avg"] = b1 * s["exp_avg"] + (1 - b1) * g
+        s["exp_avg_sq"] = b2 * s["exp_avg_sq"] + (1 - b2) * g**2
+        m, v = s["exp_avg"] / (1 - b1**t), s["exp_avg_sq"] / (1 - b2**t)
+        return theta - lr * m / (v.sqrt() + eps)
+
+    return rule
+
+
+def rmsprop(lr: float, alpha: float, momentum: float, eps: float = 1e-8) -> Rule:
+    def rule(theta: Tensor, g: Tensor, s: State, t: int) -> Tensor:
+        s["square_avg"] = alpha * s["square_avg"] + (1 - alpha) * g**2
+        s["momentum_buffer"] = momentum * s["momentum_buffer"] + g / (s["square_avg"].sqrt() + eps)
+        return theta - lr * s["momentum_buffer"]
+
+    return rule
+
+
+def adagrad(lr: float, lr_decay: float, eps: float = 1e-10) -> Rule:
+    def rule(theta: Tensor, g: Tensor, s: State, t: int) -> Tensor:
+        s["sum"] = s["sum"] + g**2
+        return theta - lr / (1 + (t - 1) * lr_decay) * g / (s["sum"].sqrt() + eps)
+
+    return rule
+
+
+def nadam(lr: float, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, psi: float = 4e-3) -> Rule:
+    def mu(t: int) -> float:
+        return b1 * (1 - 0.5 * 0.96 ** (t * psi))
+
+    def rule(theta: Tensor, g: Tensor, s: State, t: int) -> Tensor:
+        product = float(np.prod([mu(i) for i in range(1, t + 1)]))
+        s["exp_avg"] = b1 * s["exp_avg"] + (1 - b1) * g
+        s["exp_avg_sq"] = b2 * s["exp_avg_sq"] + (1 - b2) * g**2
+        denominator = (s["exp_avg_sq"] / (1 - b2**t)).sqrt() + eps
+        theta = theta - lr * (1 - mu(t)) / (1 - product) * g / denominator
+        return theta - lr * mu(t + 1) / (1 - product * mu(t + 1)) * s["exp_avg"] / denominator
+
+    return rule
+
+
+@dataclass
+class Optimizer:
+    rule: Rule
+    initial: dict[str, float]  # state name -> what it starts at
+
+
+def top_k(theta: Tensor, k: int) -> Tensor:
+    """The mask of the k largest |θ|, ties to the smaller position, by sorting."""
+    flat = theta.detach().abs().flatten().numpy()
+    order = np.lexsort((np.arange(flat.size), -flat))
+    mask = torch.zeros(flat.size, dtype=torch.bool)
+    mask[torch.from_numpy(order[:k].copy())] = True
+    return mask.view(theta.shape)
+
+
+@dataclass
+class Entry:
+    """One dense parameter with its sets. Biases have A = B = everything and no penalty."""
+
+    theta: Tensor
+    a: Tensor
+    b: Tensor
+    num_a: int = 0
+    num_b: int = 0
+    state: State = field(default_factory=dict)
+
+    @property
+    def density(self) -> float:
+        return self.num_a / self.theta.numel()
+
+
+class Twin:
+    """Trains `model` (dense, never changed) with Top-KAST on the parameters named in `sparse`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sparse: list[str],
+        forward_sparsity: float,
+        backward_sparsity: float,
+        refresh_every: int,
+        optimizer: Optimizer,
+        strength: float,
+        explore_until: int | None = None,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.refresh_every, self.strength, self.explore_until = refresh_every, strength, explore_until
+        self.step_count = 0
+        self.entries: dict[str, Entry] = {}
+        for name, parameter in model.named_parameters():
+            theta = parameter.detach().clone()
+            entry = Entry(theta, torch.ones_like(theta, dtype=torch.bool), torch.ones_like(theta, dtype=torch.bool))
+            entry.state = {k: torch.full_like(theta, v) for k, v in optimizer.initial.items()}
+            if name in sparse:
+                entry.num_a = max(1, round((1 - forward_sparsity) * theta.numel()))
+                entry.num_b = max(entry.num_a, round((1 - backward_sparsity) * theta.numel()))
+            self.entries[name] = entry
+        self._choose_sets()
+
+    def _choose_sets(self) -> None:
+        """A = TopK(θ, D), B = TopK(θ, D+M), or A once exploration is over; who is not in B forgets."""
+        over = self.explore_until is not None and self.step_count >= self.explore_until
+        for entry in self.entries.values():
+            if entry.num_a:
+                old_b = entry.b
+                entry.a = top_k(entry.theta, entry.num_a)
+                entry.b = entry.a if over else top_k(entry.theta, entry.num_b)
+                keep = old_b & entry.b
+                for name, initial in self.optimizer.initial.items():
+                    fresh = torch.full_like(entry.theta, initial)
+                    entry.state[name] = torch.where(keep, entry.state[name], fresh)
+
+    def step(self, loss_of: Callable[[Callable[..., Tensor]], Tensor]) -> float:
+        if self.explore_until is not None and self.step_count == self.explore_until:
+            for entry in self.entries.values():
+                if entry.num_a:
+                    entry.b = entry.a
+        alpha = {n: (e.theta * e.a).requires_grad_() for n, e in self.entries.items()}
+        loss = loss_of(lambda *args: functional_call(self.model, alpha, args))
+        gradients = torch.autograd.grad(loss, list(alpha.values()))
+        self.step_count += 1
+        for entry, gradient in zip(self.entries.values(), gradients, strict=True):
+            if entry.num_a:
+                penalty = torch.where(entry.a, entry.theta, entry.theta / entry.density)
+                gradient = gradient + self.strength * penalty
+            old = {name: tensor.clone() for name, tensor in entry.state.items()}
+            updated = self.optimizer.rule(entry.theta, gradient, entry.state, self.step_count)
+            entry.theta = torch.where(entry.b, updated, entry.theta)
+            entry.state = {n: torch.where(entry.b, s, old[n]) for n, s in entry.state.items()}
+        if self.step_count % self.refresh_every == 0:
+            self._choose_sets()
+        return float(loss.detach())
