@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import twin
 from torch import Tensor, nn
 
 import topkast
+import twin
 
 TOLERANCE = 1e-10
 STEPS = 300
@@ -76,7 +76,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], twin.Optimiz
 
 @pytest.fixture(autouse=True)
 def _float64() -> Iterator[None]:
-    """torch keeps its own scalars, such as NAdam's product of momenta, in the default dtype."""
+    """Torch keeps its own scalars, such as NAdam's product of momenta, in the default dtype."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -131,7 +131,9 @@ def run_both(
         (loss + 1e-3 * sparse.penalty()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        assert loss.item() == pytest.approx(dense.step(lambda f, x=x, y=y: F.cross_entropy(f(x), y)), abs=1e-9)
+        assert loss.item() == pytest.approx(
+            dense.step(lambda f, x=x, y=y: F.cross_entropy(f(x), y)), abs=1e-9
+        )
         if step % 25 == 0 or step == steps - 1:
             assert_equal(sparse, optimizer, dense)
         sets_seen.add(hash(tuple(tuple(w.indices.tolist()) for w in sparse.weights.values())))

@@ -122,7 +122,9 @@ class Twin:
         self.entries: dict[str, Entry] = {}
         for name, parameter in model.named_parameters():
             theta = parameter.detach().clone()
-            entry = Entry(theta, torch.ones_like(theta, dtype=torch.bool), torch.ones_like(theta, dtype=torch.bool))
+            entry = Entry(
+                theta, torch.ones_like(theta, dtype=torch.bool), torch.ones_like(theta, dtype=torch.bool)
+            )
             entry.state = {k: torch.full_like(theta, v) for k, v in optimizer.initial.items()}
             if name in sparse:
                 entry.num_a = max(1, round((1 - forward_sparsity) * theta.numel()))

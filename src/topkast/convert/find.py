@@ -9,7 +9,7 @@ from torch import nn
 
 from topkast.nn.attention import PROJECTIONS, MultiheadAttention
 from topkast.nn.base import SparseLayer
-from topkast.nn.registry import counterpart, obstacle
+from topkast.nn.registry import counterpart, is_worth_reporting, obstacle
 
 
 @dataclass
@@ -51,13 +51,13 @@ def find(model: nn.Module) -> Findings:
     """Looks through all nested modules. Changes nothing: attention is unpacked beside the model."""
     findings = Findings()
     candidates: list[Candidate] = []
-    inside_attention: set[int] = set()
+    handled: set[int] = set()  # parts of a module that was dealt with as a whole
     holders = _parameter_holders(model)
     for name, module in model.named_modules():
-        if id(module) in inside_attention:
+        if id(module) in handled:
             continue
         if type(module) is nn.MultiheadAttention:
-            inside_attention.update(id(child) for child in module.modules())
+            handled.update(id(child) for child in module.modules())
             reason = _attention_obstacle(module, holders)
             if reason is not None:
                 findings.left_dense[name] = reason
@@ -68,10 +68,13 @@ def find(model: nn.Module) -> Findings:
                 layer = getattr(unpacked, child)
                 path = f"{name}.{child}" if name else child
                 candidates.append(_candidate(path, layer, unpacked))
-        elif obstacle(module) is None:
+            continue
+        reason = obstacle(module)
+        if reason is None:
             candidates.append(_candidate(name, module))
-        elif _has_own_matrix(module):
-            findings.left_dense[name] = obstacle(module) or ""
+        elif is_worth_reporting(module):
+            findings.left_dense[name] = reason
+            handled.update(id(child) for child in module.modules())
     _group(candidates, holders, findings)
     return findings
 
@@ -80,11 +83,6 @@ def _candidate(name: str, layer: nn.Module, attention: MultiheadAttention | None
     sparse_type = counterpart(layer)
     assert sparse_type is not None
     return Candidate(name, layer, sparse_type, attention)
-
-
-def _has_own_matrix(module: nn.Module) -> bool:
-    """Whether a layer we cannot make sparse has something worth reporting. Biases and norms have not."""
-    return any(p.ndim >= 2 for p in module.parameters(recurse=False))
 
 
 def _parameter_holders(model: nn.Module) -> dict[int, list[tuple[str, int]]]:

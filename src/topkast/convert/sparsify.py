@@ -65,6 +65,10 @@ def sparsify(
     """
     _check_arguments(model, method, budget, reservoir, engine)
     findings = find(model)
+    if "" in findings.attentions or any("" in group.names for group in findings.groups):
+        raise ValueError(
+            "the model is itself a single layer, which cannot be swapped in place: wrap it in nn.Sequential"
+        )
     groups = choose(findings, skip, keep_dense)
     if not groups:
         raise ValueError(_nothing_to_do(findings))
@@ -112,10 +116,6 @@ def _check_arguments(model: nn.Module, method: Method, budget: str, reservoir: s
 
 
 def _nothing_to_do(findings: Findings) -> str:
-    if any(name == "" for group in findings.groups for name in group.names):
-        return (
-            "the model is itself a single layer, which cannot be swapped in place: wrap it in nn.Sequential"
-        )
     if not findings.left_dense:
         return "the model has no layer that could be sparse (Linear, Conv, Embedding, attention)"
     reasons = "; ".join(f"{name}: {why}" for name, why in list(findings.left_dense.items())[:8])

@@ -1,7 +1,7 @@
 """Checking a state before it is loaded: from a file, another model or another machine.
 
 A bad state must change nothing, so all of it is looked at first. `check_states` is installed as a hook on
-the sparsified model, where it runs before torch has loaded the first tensor.
+the sparsified model and on each sparse layer, where it runs before torch has loaded the first tensor.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from topkast.core.weight import SparseWeight
 
 # The state of a weight, as its Parameter and buffers are named.
-STATE = ("values", "indices", "active", "step", "changed", "key")
+STATE = ("values", "indices", "active", "dims", "step", "changed", "key")
 _SPARSITY_HINT = "sparsify with the sparsity the state was saved with"
 
 
 def check_states(model: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_unused: Any) -> None:
-    """`load_state_dict` pre-hook of a sparsified model: checks the state of every sparse weight in it."""
+    """A `load_state_dict` pre-hook: checks the state of every sparse weight in it."""
     from topkast.core.weight import SparseWeight
 
     for path, module in model.named_modules(remove_duplicate=False):
@@ -59,6 +59,9 @@ def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str
 
 
 def _check_shapes(weight: SparseWeight, found: Mapping[str, Tensor], where: str) -> None:
+    shape = tuple(found["dims"].flatten().tolist())
+    if shape != tuple(weight.shape):
+        raise ValueError(f"{where}: the dense weight's shape must be {tuple(weight.shape)}, got {shape}")
     length = tuple(found["values"].shape)
     if length != (weight.counts.backward,):
         raise ValueError(

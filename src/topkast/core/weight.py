@@ -30,6 +30,7 @@ class SparseWeight(nn.Module):
         values: One number per element of B.
         indices: Positions of B in the flattened dense weight, strictly increasing.
         active: Which of B is in A. Exactly ``counts.forward`` are true.
+        dims: The dense shape as a buffer, so that a checkpoint of another shape is noticed.
         step: Optimizer steps taken, so that the schedule survives a restart.
         changed: How many elements entered or left A at the last refresh.
         key: Where this weight's random choices come from.
@@ -42,6 +43,7 @@ class SparseWeight(nn.Module):
     values: nn.Parameter
     indices: Tensor
     active: Tensor
+    dims: Tensor
     step: Tensor
     changed: Tensor
     key: Tensor
@@ -70,6 +72,7 @@ class SparseWeight(nn.Module):
         indices = sets.indices.to(index_dtype(theta.numel()))
         self.register_buffer("indices", indices)
         self.register_buffer("active", sets.active.clone())
+        self.register_buffer("dims", torch.tensor(theta.shape, dtype=torch.int64, device=device))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("changed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("key", torch.tensor(key, dtype=torch.int64, device=device))

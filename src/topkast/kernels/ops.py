@@ -7,6 +7,7 @@ pass on B∖A, where that derivative is zero.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,14 @@ from torch.autograd.function import once_differentiable
 
 from topkast.kernels.engine import ConvGeometry, Engine
 from topkast.kernels.plan import Plan
+
+
+def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Engines get what they are given: casting is done before (`_autocast`), not inside their products."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 class _Linear(torch.autograd.Function):
@@ -30,7 +39,8 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, values)
         ctx.engine, ctx.plan, ctx.transpose = engine, plan, transpose
-        return engine.product(plan, values, x, bias, transpose=transpose)
+        with _no_autocast(x):
+            return engine.product(plan, values, x, bias, transpose=transpose)
 
     @staticmethod
     @once_differentiable
@@ -39,11 +49,12 @@ class _Linear(torch.autograd.Function):
         engine, plan = ctx.engine, ctx.plan
         needs_x, needs_values, needs_bias = ctx.needs_input_grad[:3]
         grad_x = grad_values = grad_bias = None
-        if needs_x:
-            grad_x = engine.product(plan, values, grad, None, transpose=not ctx.transpose)
-        if needs_values:
-            left, right = (x, grad) if ctx.transpose else (grad, x)
-            grad_values = engine.sampled(plan, left, right)
+        with _no_autocast(x):
+            if needs_x:
+                grad_x = engine.product(plan, values, grad, None, transpose=not ctx.transpose)
+            if needs_values:
+                left, right = (x, grad) if ctx.transpose else (grad, x)
+                grad_values = engine.sampled(plan, left, right)
         if needs_bias:
             grad_bias = grad.sum(0)
         return grad_x, grad_values, grad_bias, None, None, None
@@ -62,16 +73,18 @@ class _Conv(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, values)
         ctx.engine, ctx.plan, ctx.geometry = engine, plan, geometry
-        return engine.conv(plan, values, x, bias, geometry)
+        with _no_autocast(x):
+            return engine.conv(plan, values, x, bias, geometry)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, values = ctx.saved_tensors
         needs_x, needs_values, needs_bias = ctx.needs_input_grad[:3]
-        grad_x, grad_values = ctx.engine.conv_grads(
-            ctx.plan, values, x, grad, ctx.geometry, (needs_x, needs_values)
-        )
+        with _no_autocast(x):
+            grad_x, grad_values = ctx.engine.conv_grads(
+                ctx.plan, values, x, grad, ctx.geometry, (needs_x, needs_values)
+            )
         space = tuple(range(2, grad.ndim))
         grad_bias = grad.sum((0, *space)) if needs_bias else None
         return grad_x, grad_values, grad_bias, None, None, None

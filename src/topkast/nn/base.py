@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from topkast.core.loading import check_states
 from topkast.core.weight import SparseWeight
 from topkast.kernels.engine import ConvGeometry, Engine
 
@@ -31,6 +32,7 @@ class SparseLayer(nn.Module):
         super().__init__()
         self.weight = weight
         self.register_parameter("bias", bias)
+        self.register_load_state_dict_pre_hook(check_states)
 
     @property
     def geometry(self) -> ConvGeometry | None:

@@ -33,6 +33,13 @@ def counterpart(layer: nn.Module) -> type[SparseLayer] | None:
     return None
 
 
+def is_worth_reporting(layer: nn.Module) -> bool:
+    """Whether a user may have expected this layer to become sparse. Containers and norms are passed over."""
+    if parametrize.is_parametrized(layer) or isinstance(layer, tuple(_COUNTERPARTS)):
+        return True
+    return any(p.ndim >= 2 for p in layer.parameters(recurse=False))
+
+
 def obstacle(layer: nn.Module) -> str | None:
     """Why this layer stays dense, or None if nothing stands in the way of its counterpart."""
     if parametrize.is_parametrized(layer):

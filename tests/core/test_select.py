@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topkast.core.select import derive_key, generator_for, random_outside, random_subset, top_k
+
+
+def test_ties_go_to_the_smaller_position() -> None:
+    assert top_k(torch.tensor([1.0, 3.0, 3.0, 3.0, 0.0]), 2).tolist() == [1, 2]
+    assert top_k(torch.tensor([2.0, 1.0, 1.0, 1.0]), 3).tolist() == [0, 1, 2]
+    assert top_k(torch.zeros(6), 4).tolist() == [0, 1, 2, 3]
+
+
+def test_none_and_all() -> None:
+    assert top_k(torch.tensor([1.0, 2.0]), 0).tolist() == []
+    assert top_k(torch.tensor([1.0, 2.0]), 2).tolist() == [0, 1]
+
+
+# Few distinct magnitudes, so that ties are the rule.
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 7.0]), min_size=1, max_size=60), st.data())
+def test_top_k_equals_sorting(numbers: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, len(numbers)))
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        got = top_k(torch.tensor(numbers, dtype=dtype), k).tolist()
+        order = sorted(range(len(numbers)), key=lambda i: (-numbers[i], i))
+        assert got == sorted(order[:k])
+
+
+@given(st.integers(1, 200), st.data())
+def test_random_choices_are_exact_and_avoid_the_excluded(n: int, data: st.DataObject) -> None:
+    excluded = sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=n)))
+    k = data.draw(st.integers(0, n - len(excluded)))
+    got = random_outside(n, k, torch.tensor(excluded, dtype=torch.int64), generator_for(1, 2)).tolist()
+    assert len(got) == k
+    assert got == sorted(set(got))
+    assert not set(got) & set(excluded)
+    assert all(0 <= i < n for i in got)
+
+
+def test_random_choice_is_uniform() -> None:
+    # 4 of 60 by redrawing, 30 of 60 by permutation: each position equally often, within 5 sigma.
+    for k in (4, 30):
+        counts = torch.zeros(60)
+        for step in range(3000):
+            counts[random_subset(60, k, generator_for(0, step))] += 1
+        expected, sigma = 3000 * k / 60, (3000 * k / 60 * (1 - k / 60)) ** 0.5
+        assert (counts - expected).abs().max() < 5 * sigma
+
+
+def test_keys_depend_on_seed_and_name_and_nothing_else() -> None:
+    assert derive_key(0, "fc1") == derive_key(0, "fc1")
+    assert len({derive_key(s, n) for s in range(10) for n in ("fc1", "fc2", "fc11")}) == 30
+    # The same on every machine: the value itself is part of what a checkpoint relies on.
+    assert derive_key(7, "layer") == 8320059842863791872
+    assert 0 <= derive_key(2**62, "x") < 2**63

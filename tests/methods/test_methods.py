@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import topkast
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"forward_sparsity": 1.0, "backward_sparsity": 0.5}, ValueError, r"`forward_sparsity` must be in \[0, 1\), got 1.0"),
+        ({"forward_sparsity": -0.1, "backward_sparsity": 0.5}, ValueError, r"`forward_sparsity` must be in \[0, 1\), got -0.1"),
+        ({"forward_sparsity": 90, "backward_sparsity": 80}, ValueError, r"got 90; it is the share of zeros, 0.9 for 90 %"),
+        ({"forward_sparsity": float("nan"), "backward_sparsity": 0.5}, ValueError, r"`forward_sparsity` must be in .* got nan"),
+        ({"forward_sparsity": 0.8, "backward_sparsity": 0.9}, ValueError, r"`backward_sparsity` must not exceed `forward_sparsity` \(0.8\), got 0.9: the backward set B contains"),
+        ({"forward_sparsity": "0.9", "backward_sparsity": 0.5}, TypeError, r"`forward_sparsity` must be a number in \[0, 1\), got '0.9'"),
+        ({"refresh_every": 0}, ValueError, r"`refresh_every` must be at least 1, got 0"),
+        ({"refresh_every": 2.5}, TypeError, r"`refresh_every` must be a whole number of steps, got 2.5"),
+        ({"explore_until": -1}, ValueError, r"`explore_until` must be at least 0, got -1"),
+        ({"exploration": "both"}, ValueError, r"`exploration` must be 'magnitude' or 'random', got 'both'"),
+        ({"scope": "network"}, ValueError, r"`scope` must be 'layer', got 'network'"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_named(arguments: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        topkast.TopKAST(**{"forward_sparsity": 0.9, "backward_sparsity": 0.8, **arguments})  # type: ignore[arg-type]
+
+
+def test_static_is_random_fixed_and_keeps_nothing_of_c() -> None:
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    theta = model[0].weight.detach().clone()
+    sparse = topkast.sparsify(model, topkast.Static(0.9), seed=1)
+    layer = sparse.layers["0"]
+    mask = layer.forward_mask()
+    assert int(mask.sum()) == 60
+    assert torch.equal(layer.backward_mask(), mask)
+    assert torch.equal(layer.theta(), theta * mask)
+    assert sparse.stats()["0"].bytes["reservoir"] == 0
+    # Random, not by magnitude: the mean magnitude is that of the layer, within 5 sigma of the mean of 60.
+    chosen = theta[mask].abs()
+    assert abs(float(chosen.mean() - theta.abs().mean())) < 5 * float(theta.abs().std()) / 60**0.5
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for _ in range(5):
+        model(torch.randn(8, 20)).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(layer.forward_mask(), mask)
+    assert layer.weight.steps == 5
+
+
+def test_random_exploration_takes_a_by_magnitude_and_the_rest_anew_each_time() -> None:
+    model = nn.Sequential(nn.Linear(30, 30))
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8, exploration="random"))
+    layer = sparse.layers["0"]
+    magnitude = topkast.TopKAST(0.9, 0.8)
+    top_b = magnitude.choose(layer.weight.full_theta(), layer.weight.counts, torch.Generator())
+    assert not torch.equal(layer.weight.indices.long(), top_b.indices)
+    assert torch.equal(layer.weight.indices[layer.weight.active].long(), top_b.indices[top_b.active])
+    seen = []
+    for _ in range(3):
+        layer.weight.step.add_(1)
+        sparse.refresh()
+        seen.append(tuple(layer.weight.indices.tolist()))
+    assert len(set(seen)) == 3
+
+
+def test_after_explore_until_nothing_outside_a_moves_whatever_the_optimizer_holds() -> None:
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 5))
+    method = topkast.TopKAST(0.9, 0.5, refresh_every=4, explore_until=10)
+    sparse = topkast.sparsify(model, method)
+    optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.5))
+    for step in range(24):
+        before = [
+            (layer.theta(), layer.forward_mask(), layer.backward_mask()) for layer in sparse.layers.values()
+        ]
+        loss = model(torch.randn(8, 20)).square().sum() + 1e-2 * sparse.penalty()
+        loss.backward()
+        for layer, (_, a, b) in zip(sparse.layers.values(), before, strict=True):
+            outside_a = layer.weight.values.grad[~layer.weight.active]
+            assert bool(outside_a.any()) == (step < 10)
+            assert torch.equal(a, b) == (step >= 10)
+        optimizer.step()
+        optimizer.zero_grad()
+        for layer, (theta, a, b) in zip(sparse.layers.values(), before, strict=True):
+            moved = layer.theta() != theta
+            assert moved[a].any()
+            assert not moved[~b].any()
+            if step < 10:
+                assert moved[b & ~a].any()
