@@ -129,6 +129,23 @@ def test_layers_that_cannot_be_sparse_are_left_dense_with_the_reason() -> None:
     }
 
 
+def test_a_model_with_a_matrix_of_its_own_is_looked_through_all_the_same() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = nn.Parameter(torch.zeros(7, 6))
+            self.inner = nn.Linear(6, 6)
+
+    model = Positions()
+    model.deeper = Positions()
+    sparse = topkast.sparsify(model, METHOD)
+    assert list(sparse.layers) == ["inner", "deeper.inner"]
+    assert sparse.left_dense == {
+        "position": "a Parameter of Positions itself",
+        "deeper.position": "a Parameter of Positions itself",
+    }
+
+
 def test_an_eighty_percent_model_can_have_exactly_a_fifth_of_all_parameters() -> None:
     """The paper's counting: 277 M → 55 M, biases, norms and embeddings included."""
     model = nn.Sequential(nn.Embedding(100, 32), nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 100))

@@ -9,7 +9,7 @@ from torch import nn
 
 from topkast.nn.attention import PROJECTIONS, MultiheadAttention
 from topkast.nn.base import SparseLayer
-from topkast.nn.registry import counterpart, is_worth_reporting, obstacle
+from topkast.nn.registry import counterpart, is_known_kind, obstacle
 
 
 @dataclass
@@ -72,9 +72,11 @@ def find(model: nn.Module) -> Findings:
         reason = obstacle(module)
         if reason is None:
             candidates.append(_candidate(name, module))
-        elif is_worth_reporting(module):
+        elif is_known_kind(module):
             findings.left_dense[name] = reason
             handled.update(id(child) for child in module.modules())
+        else:
+            findings.left_dense.update(_own_matrices(name, module, reason))
     _group(candidates, holders, findings)
     return findings
 
@@ -83,6 +85,17 @@ def _candidate(name: str, layer: nn.Module, attention: MultiheadAttention | None
     sparse_type = counterpart(layer)
     assert sparse_type is not None
     return Candidate(name, layer, sparse_type, attention)
+
+
+def _own_matrices(name: str, module: nn.Module, reason: str) -> dict[str, str]:
+    """What to report of a module that is no layer of ours. Biases and norms are not worth a line."""
+    matrices = [n for n, p in module.named_parameters(recurse=False) if p.ndim >= 2]
+    if not matrices:
+        return {}
+    if next(module.children(), None) is None:
+        return {name: reason}
+    prefix = f"{name}." if name else ""
+    return {f"{prefix}{n}": f"a Parameter of {type(module).__name__} itself" for n in matrices}
 
 
 def _parameter_holders(model: nn.Module) -> dict[int, list[tuple[str, int]]]:

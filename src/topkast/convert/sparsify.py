@@ -198,8 +198,8 @@ def _choose_engine(
     for member in group.members:
         layer = replacements[id(member.layer)]
         assert isinstance(layer, SparseLayer)
-        density = weight.counts.backward_density
-        chosen, reason = choose_engine(wanted, layer.kind, layer.geometry, density, weight.device.type)
+        size = (weight.counts.backward, weight.numel())
+        chosen, reason = choose_engine(wanted, layer.kind, layer.geometry, *size, weight.device.type)
         weight.engine = chosen.name
         if reason is not None:
             fallbacks[member.name] = f"{chosen.name}: {reason}"

@@ -33,11 +33,9 @@ def counterpart(layer: nn.Module) -> type[SparseLayer] | None:
     return None
 
 
-def is_worth_reporting(layer: nn.Module) -> bool:
-    """Whether a user may have expected this layer to become sparse. Containers and norms are passed over."""
-    if parametrize.is_parametrized(layer) or isinstance(layer, tuple(_COUNTERPARTS)):
-        return True
-    return any(p.ndim >= 2 for p in layer.parameters(recurse=False))
+def is_known_kind(layer: nn.Module) -> bool:
+    """Whether this is a kind of layer that could be sparse, whatever may stand in the way."""
+    return parametrize.is_parametrized(layer) or isinstance(layer, tuple(_COUNTERPARTS))
 
 
 def obstacle(layer: nn.Module) -> str | None:

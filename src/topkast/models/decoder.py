@@ -1,0 +1,59 @@
+"""A small GPT-style decoder: pre-norm blocks of causal attention and a feed-forward layer."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Decoder(nn.Module):
+    """Predicts the next symbol at every position.
+
+    Args:
+        num_symbols: Size of the alphabet, 256 for bytes.
+        width: Of the residual stream.
+        depth: Number of blocks.
+        num_heads: Attention heads; divides `width`.
+        window: The longest sequence.
+    """
+
+    def __init__(self, num_symbols: int, width: int, depth: int, num_heads: int, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.embedding = nn.Embedding(num_symbols, width)
+        self.position = nn.Parameter(torch.zeros(window, width))
+        self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_symbols)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        nn.init.normal_(self.position, std=0.02)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        """(batch, length) symbols → (batch, length, num_symbols) logits."""
+        h = self.embedding(symbols) + self.position[: symbols.shape[1]]
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = h + self.out(self._attend(self.qkv(self.norm1(h))))
+        return h + self.down(F.gelu(self.up(self.norm2(h))))
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        batch, length, _ = qkv.shape
+        q, k, v = qkv.view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return attended.transpose(1, 2).reshape(batch, length, -1)

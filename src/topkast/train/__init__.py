@@ -1,0 +1,1 @@
+"""The training job: tasks, the loop, what it reports."""

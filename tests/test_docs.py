@@ -1,0 +1,72 @@
+"""Every snippet in README and docs runs, and every link between them leads somewhere."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import topkast
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+
+def snippets(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def surroundings() -> dict[str, Any]:
+    """What a reader has around a snippet: a network, data, a criterion."""
+    return {
+        "Net": lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)),
+        "loader": [(torch.randn(32, 20), torch.randint(5, (32,))) for _ in range(4)],
+        "criterion": nn.CrossEntropyLoss(),
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace = surroundings()
+    for snippet in snippets(page, "python"):
+        exec(compile(snippet, str(page), "exec"), namespace)
+
+
+def test_both_sides_of_the_readme_diff_run() -> None:
+    (diff,) = snippets(ROOT / "README.md", "diff")
+    sides = {
+        sign: [line[1:] for line in diff.splitlines() if not line.startswith(other)]
+        for sign, other in ("+-", "-+")
+    }
+    for lines in sides.values():
+        exec(compile("\n".join(lines), "README diff", "exec"), surroundings())
+    changed = sum(line.startswith("+") for line in diff.splitlines())
+    assert changed == 4, "the README says that four lines change"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_within_the_project_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_examples_in_docstrings_run() -> None:
+    ran = 0
+    for module in pkgutil.walk_packages(topkast.__path__, "topkast."):
+        if module.name != "topkast.__main__":
+            ran += doctest.testmod(importlib.import_module(module.name), raise_on_error=True).attempted
+    assert ran
