@@ -36,13 +36,16 @@ $(VENV)/bin/python:
 	    { echo "topkast needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1); set PYTHON=…"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The package alone is enough to train; the tests want tools besides.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+# The package alone is enough to train; the tests want tools besides. Both build the compiled core, again when it
+# has changed.
+NATIVE := CMakeLists.txt $(wildcard src/topkast/kernels/native/*)
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	@echo "setting up $(VENV) (torch is large: the first time takes a few minutes)"
 	$(PIP_INSTALL) -e '.[images]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	@echo "setting up $(VENV) with the development tools"
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.installed

@@ -60,7 +60,7 @@ def test_bench_compares_every_engine_with_dense(capsys: pytest.CaptureFixture[st
     small = ["--tokens", "8", "--inputs", "32", "--outputs", "16", "--repeats", "1"]
     assert main(["bench", *small]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"masked +csr", out)
+    assert re.search(r"masked +csr +native", out)
     assert len(re.findall(r"\d+%/\d+% .*×", out)) == 4
 
 

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.core.select import derive_key, generator_for, random_outside, random_subset, top_k
+from topkast.core.select import (
+    derive_key,
+    generator_for,
+    random_outside,
+    random_subset,
+    top_k,
+    top_k_portable,
+)
 
 
 def test_ties_go_to_the_smaller_position() -> None:
@@ -22,10 +30,39 @@ def test_none_and_all() -> None:
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 7.0]), min_size=1, max_size=60), st.data())
 def test_top_k_equals_sorting(numbers: list[float], data: st.DataObject) -> None:
     k = data.draw(st.integers(0, len(numbers)))
+    signed = [-x if i % 3 else x for i, x in enumerate(numbers)]
+    order = sorted(range(len(numbers)), key=lambda i: (-numbers[i], i))
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        got = top_k(torch.tensor(numbers, dtype=dtype), k).tolist()
-        order = sorted(range(len(numbers)), key=lambda i: (-numbers[i], i))
-        assert got == sorted(order[:k])
+        tensor = torch.tensor(signed, dtype=dtype)
+        assert top_k(tensor, k).tolist() == sorted(order[:k])
+        if 0 < k < len(numbers):
+            assert top_k_portable(tensor, k).tolist() == sorted(order[:k])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["normal", "ties", "constant", "tiny", "huge"])
+def test_native_and_portable_agree_on_large_inputs_for_every_number_of_threads(
+    dtype: torch.dtype, kind: str
+) -> None:
+    n = 200_003  # several chunks, none of them even
+    numbers = torch.randn(n, dtype=dtype)
+    if kind == "ties":
+        numbers = (numbers * 4).round()
+    elif kind == "constant":
+        numbers = torch.full((n,), -0.5, dtype=dtype)
+    elif kind == "tiny":
+        numbers *= torch.finfo(dtype).tiny  # denormal
+    elif kind == "huge":
+        numbers *= torch.finfo(dtype).max / 10
+    threads = torch.get_num_threads()
+    try:
+        for k in (1, 17, n // 10, n // 2, n - 1):
+            expected = top_k_portable(numbers, k)
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                assert torch.equal(top_k(numbers, k), expected)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @given(st.integers(1, 200), st.data())

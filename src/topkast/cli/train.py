@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="default: a minute's worth")
     parser.add_argument("--penalty", type=float, default=1e-4, metavar="λ")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engine", default="auto", help="auto, masked or csr")
+    parser.add_argument("--engine", default="auto", help="auto, native, csr or masked")
     parser.add_argument(
         "--reference",
         default="static,dense",

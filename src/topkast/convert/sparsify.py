@@ -53,7 +53,7 @@ def sparsify(
             model's parameters, biases, norms and skipped layers included; the sparse layers make up for
             those, so that an 80 % model has exactly 20 % of its parameters.
         reservoir: How C is kept. "stored" keeps it as given.
-        engine: "auto", "masked" or "csr".
+        engine: "auto", "native" (our kernels, CPU), "csr" (torch.sparse) or "masked" (any device).
         seed: For random choices (`Static`, random exploration). By default drawn from torch's generator,
             so that `torch.manual_seed` fixes it.
 

@@ -37,7 +37,7 @@ class DenseTheta:
         self.numel = flat.numel()
 
     def top(self, k: int) -> Tensor:
-        return top_k(self.flat.abs(), k)
+        return top_k(self.flat, k)
 
     def at(self, positions: Tensor) -> Tensor:
         return self.flat.index_select(0, positions)

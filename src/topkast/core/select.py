@@ -11,23 +11,31 @@ import hashlib
 import torch
 from torch import Tensor
 
+from topkast.kernels import native
 
-def top_k(magnitudes: Tensor, k: int) -> Tensor:
+
+def top_k(numbers: Tensor, k: int) -> Tensor:
     """Positions of the `k` largest magnitudes, ties to the smaller position.
 
     Args:
-        magnitudes: 1-D, finite (NaN has no rank: the caller checks).
-        k: Between 0 and the number of magnitudes.
+        numbers: 1-D, finite (NaN has no rank: the caller checks).
+        k: Between 0 and how many there are.
 
     Returns:
         int64 positions, increasing.
     """
-    n = magnitudes.numel()
+    n = numbers.numel()
     if k >= n:
-        return torch.arange(n, device=magnitudes.device)
+        return torch.arange(n, device=numbers.device)
     if k <= 0:
-        return torch.empty(0, dtype=torch.int64, device=magnitudes.device)
-    threshold = torch.kthvalue(magnitudes, n - k + 1).values
+        return torch.empty(0, dtype=torch.int64, device=numbers.device)
+    return native.top_k(numbers, k) if native.can_select(numbers) else top_k_portable(numbers, k)
+
+
+def top_k_portable(numbers: Tensor, k: int) -> Tensor:
+    """`top_k` with torch alone, on any device: all above the k-th largest, and the first that equal it."""
+    magnitudes = numbers.abs()
+    threshold = torch.kthvalue(magnitudes, magnitudes.numel() - k + 1).values
     chosen = magnitudes > threshold
     num_ties = k - int(chosen.sum())
     ties = torch.nonzero(magnitudes == threshold).flatten()[:num_ties]

@@ -143,7 +143,9 @@ class SparseWeight(nn.Module):
             raise ValueError(f"layer {self.name!r}: {error}") from None
 
     def engine_impl(self) -> Engine:
-        return ENGINES[self.engine]
+        """The engine to compute with: `engine`, unless the weight has been moved to where that cannot run."""
+        is_lost = self.engine == "native" and self.device.type != "cpu"
+        return ENGINES["masked" if is_lost else self.engine]
 
     # ---- dense views, for inspection of small layers -------------------------------------------
 

@@ -105,7 +105,7 @@ def _row_elements(pattern: Pattern, ids: Tensor) -> tuple[Tensor, Tensor]:
 class CSREngine(Engine):
     name = "csr"
 
-    def refusal(self, kind: str, geometry: ConvGeometry | None) -> str | None:
+    def refusal(self, kind: str, geometry: ConvGeometry | None, device_type: str) -> str | None:
         if kind != "conv" or geometry is None:
             return None
         if geometry.num_dims == 3:
@@ -114,14 +114,15 @@ class CSREngine(Engine):
             return "csr has no grouped convolution"
         return None
 
-    def product(
+    def linear(
         self, plan: Plan, values: Tensor, x: Tensor, bias: Tensor | None, *, transpose: bool
     ) -> Tensor:
         pattern = plan.forward_columns if transpose else plan.forward_rows
         y = _spmm(pattern, values, x).to(x.dtype)
         return y.contiguous() if bias is None else y + bias
 
-    def sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
+    def _sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
+        """(leftᵀ·right) on B; left is (tokens, num_rows), right (tokens, num_columns)."""
         pattern = plan.backward_rows
         left, wide_right = _in_product_dtype(left), _in_product_dtype(right)
         zeros = left.new_zeros(pattern.col.numel())
@@ -129,6 +130,24 @@ class CSREngine(Engine):
             _matrix(pattern, zeros), left.t().contiguous(), wide_right.contiguous(), beta=0.0
         )
         return pattern.spread(product.values().to(right.dtype), plan.num_slots)
+
+    def linear_grads(
+        self,
+        plan: Plan,
+        values: Tensor,
+        x: Tensor,
+        grad: Tensor,
+        needs: tuple[bool, bool],
+        *,
+        transpose: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        input_grad = weight_grad = None
+        if needs[0]:
+            input_grad = self.linear(plan, values, grad, None, transpose=not transpose)
+        if needs[1]:
+            left, right = (x, grad) if transpose else (grad, x)
+            weight_grad = self._sampled(plan, left, right)
+        return input_grad, weight_grad
 
     def conv(
         self,
@@ -139,7 +158,7 @@ class CSREngine(Engine):
         geometry: ConvGeometry,
     ) -> Tensor:
         patches = _Patches.of(plan, geometry)
-        y = self.product(plan, values, patches.unfold(x), bias, transpose=False)
+        y = self.linear(plan, values, patches.unfold(x), bias, transpose=False)
         y = y.view(x.shape[0], -1, plan.num_rows).transpose(1, 2)
         return y.reshape(x.shape[0], plan.num_rows, *patches.output_space(x))
 
@@ -157,9 +176,9 @@ class CSREngine(Engine):
         grad = grad.reshape(-1, plan.num_rows)
         input_grad = weight_grad = None
         if needs[0]:
-            input_grad = patches.fold(self.product(plan, values, grad, None, transpose=True), x)
+            input_grad = patches.fold(self.linear(plan, values, grad, None, transpose=True), x)
         if needs[1]:
-            weight_grad = self.sampled(plan, grad, patches.unfold(x))
+            weight_grad = self._sampled(plan, grad, patches.unfold(x))
         return input_grad, weight_grad
 
     def lookup(self, plan: Plan, values: Tensor, ids: Tensor) -> Tensor:

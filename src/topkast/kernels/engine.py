@@ -37,21 +37,35 @@ class Engine(ABC):
 
     name: str
 
+    def unavailable(self) -> str | None:
+        """Why this engine cannot be used at all on this machine, or None."""
+        return None
+
     @abstractmethod
-    def refusal(self, kind: str, geometry: ConvGeometry | None) -> str | None:
+    def refusal(self, kind: str, geometry: ConvGeometry | None, device_type: str) -> str | None:
         """Why this engine cannot do a layer of this kind ("linear", "conv", "embedding"), or None."""
 
     @abstractmethod
-    def product(
+    def linear(
         self, plan: Plan, values: Tensor, x: Tensor, bias: Tensor | None, *, transpose: bool
     ) -> Tensor:
         """x·αᵀ + bias, or x·α + bias with `transpose`."""
 
     @abstractmethod
-    def sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
-        """(leftᵀ·right) at the updated positions, zero in the other slots: |B| numbers.
+    def linear_grads(
+        self,
+        plan: Plan,
+        values: Tensor,
+        x: Tensor,
+        grad: Tensor,
+        needs: tuple[bool, bool],
+        *,
+        transpose: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Input gradient on A and weight gradient (|B| numbers), each only if `needs` asks for it.
 
-        `left` is ``(tokens, num_rows)``, `right` is ``(tokens, num_columns)``.
+        The weight gradient is (gradᵀ·x), with `transpose` (xᵀ·grad), at the updated positions, and zero in
+        the other slots of B.
         """
 
     @abstractmethod

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
+
 from topkast.kernels.csr import CSREngine
 from topkast.kernels.engine import ConvGeometry, Engine
 from topkast.kernels.masked import MaskedEngine
+from topkast.kernels.native import NativeEngine
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (MaskedEngine(), CSREngine())}
+ENGINES: dict[str, Engine] = {e.name: e for e in (MaskedEngine(), CSREngine(), NativeEngine())}
 
-# Where `csr` is reliably faster than dense kernels (two threads, MKL): 1.7× at 95/90 % and 2.4× at 98/95 %
-# for 1024 × 1024 with 512 tokens, but half as fast as dense at 90/90 % for 128 × 512. Unfolding costs
-# convolutions their gain. Between the two, `auto` prefers not to lose.
-_AUTO_CSR_DENSITY = 0.1
-_AUTO_CSR_NUMEL = 512 * 512
+# Where `native` is faster than dense kernels on two cores with AVX2: from half of the weights in B downwards,
+# once the layer is large enough to pay for the call and for packing its input.
+_AUTO_DENSITY = 0.5
+_AUTO_NUMEL = 128 * 128
 
 
 def check_engine(name: str) -> None:
-    """Raises ValueError unless `name` is an engine or "auto"."""
+    """Raises ValueError unless `name` is an engine or "auto", RuntimeError if it cannot be used here."""
     if name != "auto" and name not in ENGINES:
         known = ", ".join(repr(n) for n in ["auto", *ENGINES])
         raise ValueError(f"`engine` must be one of {known}, got {name!r}")
+    reason = ENGINES["native"].unavailable()
+    if reason is not None and name == "native":
+        raise RuntimeError(f"`engine` 'native' cannot be used: {reason}")
+    if reason is not None and name == "auto":
+        warnings.warn(f"engine 'auto' does without 'native': {reason}", RuntimeWarning, stacklevel=3)
 
 
 def choose_engine(
@@ -36,9 +43,10 @@ def choose_engine(
         device_type: Where the weight is, such as "cpu".
     """
     if name == "auto":
-        is_large_and_sparse = numel >= _AUTO_CSR_NUMEL and num_backward <= _AUTO_CSR_DENSITY * numel
-        use_csr = device_type == "cpu" and kind != "conv" and is_large_and_sparse
-        return ENGINES["csr" if use_csr else "masked"], None
+        native = ENGINES["native"]
+        is_usable = native.unavailable() is None and native.refusal(kind, geometry, device_type) is None
+        pays_off = numel >= _AUTO_NUMEL and num_backward <= _AUTO_DENSITY * numel
+        return (native if is_usable and pays_off else ENGINES["masked"]), None
     engine = ENGINES[name]
-    reason = engine.refusal(kind, geometry)
+    reason = engine.refusal(kind, geometry, device_type)
     return (engine, None) if reason is None else (ENGINES["masked"], reason)

@@ -40,23 +40,18 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x, values)
         ctx.engine, ctx.plan, ctx.transpose = engine, plan, transpose
         with _no_autocast(x):
-            return engine.product(plan, values, x, bias, transpose=transpose)
+            return engine.linear(plan, values, x, bias, transpose=transpose)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, values = ctx.saved_tensors
-        engine, plan = ctx.engine, ctx.plan
         needs_x, needs_values, needs_bias = ctx.needs_input_grad[:3]
-        grad_x = grad_values = grad_bias = None
         with _no_autocast(x):
-            if needs_x:
-                grad_x = engine.product(plan, values, grad, None, transpose=not ctx.transpose)
-            if needs_values:
-                left, right = (x, grad) if ctx.transpose else (grad, x)
-                grad_values = engine.sampled(plan, left, right)
-        if needs_bias:
-            grad_bias = grad.sum(0)
+            grad_x, grad_values = ctx.engine.linear_grads(
+                ctx.plan, values, x, grad, (needs_x, needs_values), transpose=ctx.transpose
+            )
+        grad_bias = grad.sum(0) if needs_bias else None
         return grad_x, grad_values, grad_bias, None, None, None
 
 

@@ -101,7 +101,9 @@ class Plan:
             raise ValueError(problem)
         self.explores = explores
         self.positions = indices.detach().to(torch.int64, copy=True)
-        self._active = active.detach().clone()
+        self.active = active.detach().clone()
+        # What engines make of this Plan, by engine name: built on first use, dropped with the Plan.
+        self.derived: dict[str, object] = {}
         self.active_slots = torch.nonzero(active).flatten()
 
     @property
@@ -120,7 +122,7 @@ class Plan:
             and indices.device == self.device
             and indices.shape == self.positions.shape
             and torch.equal(indices.to(torch.int64), self.positions)
-            and torch.equal(active, self._active)
+            and torch.equal(active, self.active)
         )
 
     @cached_property

@@ -67,7 +67,7 @@ class TopKAST(Method):
             return Sets.from_positions(forward, backward)
         backward = theta.top(counts.backward)
         # A ⊆ B holds because both follow one order, so A is found within B.
-        within = top_k(theta.at(backward).abs(), counts.forward)
+        within = top_k(theta.at(backward), counts.forward)
         return Sets.from_positions(backward.index_select(0, within), backward)
 
 

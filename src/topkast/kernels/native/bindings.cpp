@@ -1,0 +1,107 @@
+// What Python sees: Plans, and functions on them. Tensors come as addresses and lengths; every length is checked here,
+// every index was checked when its Plan was built.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels.hpp"
+#include "plan.hpp"
+#include "select.hpp"
+
+namespace nb = nanobind;
+using namespace topkast;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <typename T>
+T* checked(const char* name, Address address, int64_t length, int64_t expected) {
+  if (length != expected)
+    throw std::invalid_argument(std::string(name) + " must have " + std::to_string(expected) + " numbers, got " +
+                                std::to_string(length));
+  if (address == 0 && expected > 0) throw std::invalid_argument(std::string(name) + " has no memory");
+  return reinterpret_cast<T*>(address);
+}
+
+int checked_threads(int num_threads) {
+  if (num_threads < 1) throw std::invalid_argument("num_threads must be at least 1, got " + std::to_string(num_threads));
+  return num_threads;
+}
+
+int64_t checked_product(int64_t a, int64_t b) {
+  int64_t c;
+  if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &c)) throw std::invalid_argument("a size overflows 64 bits");
+  return c;
+}
+
+// Python takes ownership.
+Plan* make_plan(int64_t num_rows, int64_t num_columns, Address positions, int index_bytes, Address active,
+                int64_t num_slots, bool explores) {
+  if (num_slots < 0) throw std::invalid_argument("|B| must not be negative");
+  if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
+  const auto* flags = reinterpret_cast<const uint8_t*>(active);
+  if (index_bytes == 4)
+    return new Plan(num_rows, num_columns, reinterpret_cast<const int32_t*>(positions), flags, num_slots,
+                    explores);
+  if (index_bytes == 8)
+    return new Plan(num_rows, num_columns, reinterpret_cast<const int64_t*>(positions), flags, num_slots,
+                    explores);
+  throw std::invalid_argument("indices must be int32 or int64");
+}
+
+template <typename T>
+void product(const Plan& plan, bool transpose, Address values, int64_t num_values, Address x, int64_t x_length,
+             int64_t tokens, Address bias, int64_t bias_length, Address y, int64_t y_length, int num_threads) {
+  const Sweep& s = transpose ? plan.columns() : plan.rows();
+  kernels<T>().product(s, checked<const T>("values", values, num_values, plan.num_slots()),
+                       checked<const T>("x", x, x_length, checked_product(tokens, s.num_columns)), tokens,
+                       bias ? checked<const T>("bias", bias, bias_length, s.num_rows) : nullptr,
+                       checked<T>("y", y, y_length, checked_product(tokens, s.num_rows)), checked_threads(num_threads));
+}
+
+template <typename T>
+void backward(const Plan& plan, bool transpose, Address values, int64_t num_values, Address x, int64_t x_length,
+              Address dy, int64_t dy_length, int64_t tokens, Address dx, int64_t dx_length, Address dvalues,
+              int64_t dvalues_length, int num_threads) {
+  // The input gradient sweeps the other way than the forward product did.
+  const Sweep& s = transpose ? plan.rows() : plan.columns();
+  const int64_t inputs = checked_product(tokens, s.num_rows);
+  kernels<T>().backward(
+      s, plan.samples(), !transpose, checked<const T>("values", values, num_values, plan.num_slots()),
+      checked<const T>("x", x, x_length, inputs),
+      checked<const T>("dy", dy, dy_length, checked_product(tokens, s.num_columns)), tokens,
+      dx ? checked<T>("dx", dx, dx_length, inputs) : nullptr,
+      dvalues ? checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements) : nullptr,
+      checked_threads(num_threads));
+}
+
+template <typename T>
+void select(Address x, int64_t n, int64_t k, Address out, int64_t out_length, int num_threads) {
+  if (n < 0 || k < 0 || k > n)
+    throw std::invalid_argument("k must be between 0 and " + std::to_string(n) + ", got " + std::to_string(k));
+  top_k<T>(checked<const T>("x", x, n, n), n, k, checked<int64_t>("out", out, out_length, k),
+           checked_threads(num_threads));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The compiled core of topkast.";
+  nb::class_<Plan>(m, "Plan")
+      .def(nb::new_(&make_plan), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("positions"),
+           nb::arg("index_bytes"), nb::arg("active"), nb::arg("num_slots"), nb::arg("explores"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("num_slots", &Plan::num_slots)
+      .def_prop_ro("num_samples", [](const Plan& p) { return p.samples().num_elements; })
+      .def_prop_ro("num_bytes", &Plan::num_bytes);
+  m.def("product_float", &product<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("product_double", &product<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("backward_float", &backward<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("backward_double", &backward<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("top_k_float", &select<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("top_k_double", &select<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("isa", [] { return std::string(kernels<float>().name); });
+}

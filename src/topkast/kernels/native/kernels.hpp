@@ -1,0 +1,31 @@
+// The products of a sparse layer. Row-major dense operands; no torch, no Python.
+//
+// Every output element has one owner and a fixed order of summation: results are the same to the last bit for
+// every number of threads. Outputs are overwritten and must not alias inputs. All pointers may be unaligned.
+#pragma once
+
+#include <cstdint>
+
+#include "plan.hpp"
+
+namespace topkast {
+
+template <typename T>
+struct Kernels {
+  // y[t, r] = bias[r] + sum over elements (r, c) of values[slot] * x[t, c].
+  //   x: tokens x sweep.num_columns;  y: tokens x sweep.num_rows;  bias: sweep.num_rows or null.
+  void (*product)(const Sweep& sweep, const T* values, const T* x, int64_t tokens, const T* bias, T* y,
+                  int num_threads);
+  // The backward pass of the product, for y = x A^T (`rows_are_outputs`) or y = x A; packs dy once for both results.
+  //   dx[t, r] = sum over elements (r, c) of sweep of values[slot] * dy[t, c]: tokens x sweep.num_rows, or null.
+  //   dvalues[e] = (dy^T x, or x^T dy) at element e of samples: samples.num_elements, or null.
+  void (*backward)(const Sweep& sweep, const Samples& samples, bool rows_are_outputs, const T* values, const T* x,
+                   const T* dy, int64_t tokens, T* dx, T* dvalues, int num_threads);
+  const char* name;
+};
+
+// The best instruction set this CPU has, or the one named by TOPKAST_ISA ("avx2", "avx512", "portable").
+template <typename T>
+const Kernels<T>& kernels();
+
+}  // namespace topkast

@@ -1,0 +1,83 @@
+// Plan: where the elements of A and B are, checked once, in the orders the kernels sweep them.
+//
+// Kernels accept Plans and nothing else, so no index reaches a kernel unchecked. A Plan owns its data and never
+// changes after it was built.
+//
+// The weight is a matrix of num_rows x num_columns; a position is row * num_columns + column; a slot is the place
+// of an element in `values`, which is ordered by position.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace topkast {
+
+// One sparse matrix in sweep order. Rows are cut into tiles (whose output stays in L2) and columns into blocks
+// (whose packed input stays in L1). Elements are ordered by (tile, block, row, column).
+struct Sweep {
+  // The elements of one row within one block.
+  struct Segment {
+    uint16_t row;    // within the tile
+    uint16_t count;  // of elements, at least 1: empty rows cost nothing
+  };
+  int64_t num_rows = 0;
+  int64_t num_columns = 0;
+  int32_t tile_rows = 0;
+  int32_t block_columns = 0;
+  int64_t num_tiles = 0;
+  int64_t num_blocks = 0;
+  std::vector<uint16_t> column;        // within the block, one per element
+  std::vector<uint32_t> slot;          // one per element
+  std::vector<Segment> segments;
+  std::vector<int64_t> first_segment;  // per (tile, block), and the end
+  std::vector<int64_t> first_element;  // per (tile, block), and the end
+
+  int64_t num_elements() const { return static_cast<int64_t>(slot.size()); }
+};
+
+// The elements whose gradient is wanted. Like a Sweep, but each segment is filled up to whole groups of 4 by
+// repeating its last column: groups are what the kernel computes, and their sums are put into slot order at the end.
+struct Samples {
+  static constexpr int group = 4;
+  struct Segment {
+    uint16_t row;    // within the tile
+    uint16_t count;  // of elements, at least 1
+    uint32_t first;  // its first element, in slot order; the others follow
+  };
+  int64_t num_rows = 0;
+  int64_t num_columns = 0;
+  int64_t num_elements = 0;
+  int32_t tile_rows = 0;
+  int32_t block_columns = 0;
+  int64_t num_tiles = 0;
+  int64_t num_blocks = 0;
+  std::vector<uint16_t> column;        // within the block; `group` for each group
+  std::vector<Segment> segments;
+  std::vector<int64_t> first_segment;  // per (tile, block), and the end
+  std::vector<int64_t> first_group;    // per (tile, block), and the end
+
+  int64_t num_groups() const { return first_group.back(); }
+};
+
+class Plan {
+ public:
+  // Reads `num_slots` positions (strictly increasing, in range) and flags. `explores` says whether all of B is
+  // updated or A alone. Throws std::invalid_argument with the rule that is broken.
+  template <typename Index>
+  Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active,
+       int64_t num_slots, bool explores);
+
+  int64_t num_slots() const { return num_slots_; }
+  int64_t num_bytes() const;
+  const Sweep& rows() const { return rows_; }        // A by row: for y = x A^T
+  const Sweep& columns() const { return columns_; }  // A by column: for dx = dy A
+  const Samples& samples() const { return samples_; }
+
+ private:
+  int64_t num_slots_;
+  Sweep rows_;
+  Sweep columns_;
+  Samples samples_;
+};
+
+}  // namespace topkast

@@ -1,0 +1,13 @@
+// Exact Top-K by magnitude: larger first, then the smaller position.
+#pragma once
+
+#include <cstdint>
+
+namespace topkast {
+
+// Writes the positions of the `k` largest |x|, increasing, to `out` (room for k). 0 <= k <= n. NaN ranks above
+// everything, so the caller checks. O(n), threaded; the result does not depend on the number of threads.
+template <typename T>
+void top_k(const T* x, int64_t n, int64_t k, int64_t* out, int num_threads);
+
+}  // namespace topkast

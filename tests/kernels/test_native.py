@@ -1,0 +1,217 @@
+"""The compiled core: equal to its slow twin, the same for every number of threads, closed to bad input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import topkast
+from topkast.kernels import native
+from topkast.kernels.engines import ENGINES, check_engine, choose_engine
+from topkast.kernels.plan import Plan
+
+_native = pytest.importorskip("topkast.kernels._native", reason="the compiled core is not built")
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random_plan(rows: int, columns: int, density: float, seed: int = 0) -> tuple[Plan, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    n = rows * columns
+    positions = torch.randperm(n, generator=g)[: max(1, round(density * n))].sort().values
+    plan = Plan((rows, columns), positions, torch.rand(len(positions), generator=g) < 0.5)
+    return plan, torch.randn(len(positions), generator=g)
+
+
+# Rows and columns around the sizes of tiles (64, 256) and blocks (128, 256, 512), tokens around panels of 64.
+@pytest.mark.parametrize("rows", [1, 63, 257])
+@pytest.mark.parametrize("columns", [1, 129, 600])
+@pytest.mark.parametrize("density", [0.01, 0.06, 0.5])
+def test_float32_equals_masked_across_tiles_blocks_and_panels(
+    rows: int, columns: int, density: float
+) -> None:
+    plan, values = random_plan(rows, columns, density)
+    for tokens in (1, 7, 8, 9, 31, 64, 65, 200):
+        for transpose in (False, True):
+            inputs, outputs = (rows, columns) if transpose else (columns, rows)
+            x, grad, bias = torch.randn(tokens, inputs), torch.randn(tokens, outputs), torch.randn(outputs)
+            results = []
+            for name, dtype in (("native", torch.float32), ("masked", torch.float64)):
+                engine = ENGINES[name]
+                v, b = values.to(dtype), bias.to(dtype)
+                y = engine.linear(plan, v, x.to(dtype), b, transpose=transpose)
+                grads = engine.linear_grads(
+                    plan, v, x.to(dtype), grad.to(dtype), (True, True), transpose=transpose
+                )
+                results.append((y, *grads))
+            # Sums of at most `length` products of normal numbers, rounded in float32.
+            length = max(rows, columns, tokens)
+            for ours, exact in zip(*results, strict=True):
+                torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=2e-6 * length**0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tokens", [5, 64, 300, 700])
+@pytest.mark.usefixtures("threads")
+def test_results_are_the_same_to_the_last_bit_for_every_number_of_threads(
+    dtype: torch.dtype, tokens: int
+) -> None:
+    plan, values = random_plan(300, 520, 0.1)
+    values = values.to(dtype)
+    x, grad = torch.randn(tokens, 520, dtype=dtype), torch.randn(tokens, 300, dtype=dtype)
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        y = ENGINES["native"].linear(plan, values, x, None, transpose=False)
+        results.append(
+            (y, *ENGINES["native"].linear_grads(plan, values, x, grad, (True, True), transpose=False))
+        )
+    for other in results[1:]:
+        for first, second in zip(results[0], other, strict=True):
+            assert torch.equal(first, second)
+
+
+def test_each_gradient_is_computed_only_if_it_is_wanted() -> None:
+    plan, values = random_plan(30, 40, 0.2)
+    x, grad = torch.randn(9, 40), torch.randn(9, 30)
+    engine = ENGINES["native"]
+    both = engine.linear_grads(plan, values, x, grad, (True, True), transpose=False)
+    assert engine.linear_grads(plan, values, x, grad, (False, False), transpose=False) == (None, None)
+    only_x = engine.linear_grads(plan, values, x, grad, (True, False), transpose=False)
+    only_w = engine.linear_grads(plan, values, x, grad, (False, True), transpose=False)
+    assert only_x[1] is None
+    assert only_w[0] is None
+    assert torch.equal(only_x[0], both[0])
+    assert torch.equal(only_w[1], both[1])
+
+
+@given(st.lists(st.integers(-(2**62), 2**62), max_size=8), st.integers(0, 2**33), st.integers(0, 2**33))
+def test_a_compiled_plan_is_built_exactly_for_sound_indices(
+    indices: list[int], rows: int, columns: int
+) -> None:
+    """Straight at the compiled core, past the checks in Python."""
+    positions = torch.tensor(indices, dtype=torch.int64)
+    active = torch.ones(len(indices), dtype=torch.bool)
+    sound = indices == sorted(set(indices)) and all(0 <= i < rows * columns for i in indices)
+    arguments = (rows, columns, positions.data_ptr(), 8, active.data_ptr(), len(indices), True)
+    if max(rows, columns) >= 2**31:
+        with pytest.raises(ValueError, match=r"rows and columns must each be below 2\^31"):
+            _native.Plan(*arguments)
+    elif not sound:
+        with pytest.raises(ValueError, match="indices must"):
+            _native.Plan(*arguments)
+    elif rows * columns < 10**6:
+        assert _native.Plan(*arguments).num_slots == len(indices)
+
+
+def test_lengths_that_do_not_fit_are_refused() -> None:
+    plan, values = random_plan(3, 4, 0.5)
+    compiled = native._plan(plan)
+    x, y = torch.zeros(2, 4), torch.zeros(2, 3)
+    good = [compiled, False, values.data_ptr(), 6, x.data_ptr(), 8, 2, 0, 0, y.data_ptr(), 6, 1]
+    _native.product_float(*good)
+    for place, wrong, message in (
+        (3, 5, "values must have 6 numbers, got 5"),
+        (5, 7, "x must have 8 numbers, got 7"),
+        (6, 3, "must have (12|9) numbers"),
+        (6, 2**62, "a size overflows 64 bits"),
+        (6, -1, "a size overflows 64 bits"),
+        (10, 5, "y must have 6 numbers, got 5"),
+        (4, 0, "x has no memory"),
+        (11, 0, "num_threads must be at least 1, got 0"),
+    ):
+        bad = list(good)
+        bad[place] = wrong
+        with pytest.raises(ValueError, match=message):
+            _native.product_float(*bad)
+    with pytest.raises(ValueError, match="k must be between 0 and 4, got 5"):
+        _native.top_k_float(x.data_ptr(), 4, 5, y.data_ptr(), 5, 1)
+    with pytest.raises(TypeError):
+        _native.product_float("plan", *good[1:])
+
+
+def test_a_plan_takes_little_memory() -> None:
+    plan, _ = random_plan(512, 512, 0.2)
+    compiled = native._plan(plan)
+    assert compiled.num_bytes < 12 * plan.num_slots
+
+
+def test_exactly_one_openmp_runtime_is_in_the_process() -> None:
+    """In a process of its own: scikit-learn, where it is loaded too, brings another."""
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("no /proc: only Linux says what is loaded")
+    program = (
+        "import re, topkast, torch\n"
+        "from topkast.kernels import native\n"
+        "native.top_k(torch.randn(10**6), 10)\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "print(len(set(re.findall(r'\\S*lib(?:g|i)?omp[-\\w]*\\.so\\S*', maps))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
+def test_every_instruction_set_this_cpu_has_gives_the_same_results(isa: str) -> None:
+    """In a process of its own, since the choice is made once."""
+    program = """
+import torch
+from topkast.kernels import native
+from topkast.kernels.engines import ENGINES
+from topkast.kernels.plan import Plan
+torch.manual_seed(0)
+for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-11)):
+    positions = torch.randperm(300 * 200)[:9000].sort().values
+    plan = Plan((300, 200), positions, torch.rand(9000) < 0.5)
+    values, x, grad = torch.randn(9000, dtype=dtype), torch.randn(150, 200, dtype=dtype), torch.randn(150, 300, dtype=dtype)
+    for a, b in zip(*(
+        (e.linear(plan, values, x, None, transpose=False), *e.linear_grads(plan, values, x, grad, (True, True), transpose=False))
+        for e in (ENGINES["native"], ENGINES["masked"])
+    )):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+print(native.isa())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TOPKAST_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode and "which this CPU or build does not have" in done.stderr:
+        pytest.skip(f"this CPU has no {isa}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == isa
+
+
+def test_a_missing_compiled_core_is_said_and_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_native", None)
+    monkeypatch.setattr(native, "_IMPORT_ERROR", "No module named 'topkast.kernels._native'")
+    with pytest.raises(
+        RuntimeError, match=r"'native' cannot be used: the compiled core is missing .*`pip install \.`"
+    ):
+        check_engine("native")
+    with pytest.warns(
+        RuntimeWarning, match="engine 'auto' does without 'native': the compiled core is missing"
+    ):
+        check_engine("auto")
+    assert choose_engine("auto", "linear", None, 1000, 10**6, "cpu")[0].name == "masked"
+    assert topkast.core.select.top_k(torch.tensor([1.0, -3.0, 2.0]), 1).tolist() == [1]
+
+
+def test_native_is_for_the_cpu() -> None:
+    engine, reason = choose_engine("native", "linear", None, 10, 1000, "cuda")
+    assert (engine.name, reason) == ("masked", "native runs on the CPU")
