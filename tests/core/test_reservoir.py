@@ -23,11 +23,12 @@ def test_exchange_writes_leavers_back_and_hands_out_entrants() -> None:
 def test_used_counts_what_started_outside_b() -> None:
     reservoir = StoredReservoir(torch.zeros(6), torch.tensor([0, 1]))
     assert reservoir.used() == (0.0, 0.0)
-    reservoir.record(torch.tensor([0, 2]), torch.tensor([True, False]))
+    none = torch.tensor([], dtype=torch.int64)
+    reservoir.record(torch.tensor([2]), none)
     assert reservoir.used() == (0.25, 0.0)
-    reservoir.record(torch.tensor([2, 3]), torch.tensor([True, False]))
+    reservoir.record(torch.tensor([3]), torch.tensor([2]))
     assert reservoir.used() == (0.5, 0.25)
-    reservoir.record(torch.tensor([0, 1]), torch.tensor([True, True]))  # history does not go back
+    reservoir.record(torch.tensor([1, 2]), torch.tensor([0]))  # history does not go back
     assert reservoir.used() == (0.5, 0.25)
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from topkast.core.select import (
     derive_key,
     generator_for,
+    match,
+    match_portable,
     random_outside,
     random_subset,
     top_k,
@@ -63,6 +65,21 @@ def test_native_and_portable_agree_on_large_inputs_for_every_number_of_threads(
                 assert torch.equal(top_k(numbers, k), expected)
     finally:
         torch.set_num_threads(threads)
+
+
+@given(st.sets(st.integers(0, 40), min_size=1), st.sets(st.integers(0, 40)))
+def test_match_says_what_stays_enters_and_leaves(before: set[int], after: set[int]) -> None:
+    old, new = sorted(before), sorted(after)
+    tensors = torch.tensor(old, dtype=torch.int64), torch.tensor(new, dtype=torch.int64)
+    for function in (match, match_portable):
+        source, entering, leaving = (t.tolist() for t in function(*tensors))
+        assert [new[i] for i in entering] == sorted(after - before)
+        assert [old[i] for i in leaving] == sorted(before - after)
+        for place, position in enumerate(new):
+            if position in before:
+                assert old[source[place]] == position
+            else:
+                assert source[place] == 0
 
 
 @given(st.integers(1, 200), st.data())

@@ -25,21 +25,19 @@ class Attachment:
     Args:
         optimizer: Holds the values of `weights` among its parameters.
         weights: Name → weight.
-        on_step: Called after every real step, with which slots of each weight were in the backward set
-            during it.
+        on_step: Called after every real step, with whether each weight explored during it.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         weights: dict[str, SparseWeight],
-        on_step: Callable[[Attachment, dict[str, Tensor]], None],
+        on_step: Callable[[Attachment, dict[str, bool]], None],
     ) -> None:
         self.optimizer = optimizer
         self.weights = weights
         self._on_step = on_step
         self._frozen: dict[str, tuple[Tensor, Tensor]] = {}
-        self._updated: dict[str, Tensor] = {}
         self._loaded_tags: dict[str, str] | None = None
         self._state_is_checked = False
         for name, weight in weights.items():
@@ -59,7 +57,6 @@ class Attachment:
 
     def _before_step(self, *_: Any) -> None:
         self._check_loaded_tags()
-        self._updated = {name: w.updated() for name, w in self.weights.items()}
         # From `explore_until` on nothing outside A may move, whatever momentum or decay the optimizer has.
         self._frozen = {
             name: (~w.active, w.values.detach()[~w.active])
@@ -78,10 +75,10 @@ class Attachment:
             for name, weight in self.weights.items():
                 optimizer_state.check_state(self.optimizer, weight.values, name)
             self._state_is_checked = True
+        explored = {name: weight.explores for name, weight in self.weights.items()}
         for weight in self.weights.values():
             weight.step.add_(1)
-        updated, self._updated = self._updated, {}
-        self._on_step(self, updated)
+        self._on_step(self, explored)
 
     # ---- checkpoints --------------------------------------------------------------------------------
 

@@ -118,8 +118,7 @@ class Handle:
 
     def refresh(self) -> None:
         """Chooses A and B anew in every layer, now, whatever the schedule says."""
-        updated = {name: w.updated() for name, w in self.weights.items()}
-        self._refresh(list(self.weights), updated)
+        self._refresh(list(self.weights), {name: w.explores for name, w in self.weights.items()})
 
     def param_groups(self, weight_decay: float, *, values_weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer with a decay of its own, such as AdamW.
@@ -161,13 +160,13 @@ class Handle:
             weight.settle()
             self._followers[name].append(weight)
 
-    def _after_step(self, attachment: Attachment, updated: dict[str, Tensor]) -> None:
+    def _after_step(self, attachment: Attachment, explored: dict[str, bool]) -> None:
         due = [n for n, w in attachment.weights.items() if self.method.is_due(w.steps)]
         if due:
-            self._refresh(due, updated)
+            self._refresh(due, explored)
 
     @torch.no_grad()
-    def _refresh(self, names: list[str], updated: dict[str, Tensor]) -> None:
+    def _refresh(self, names: list[str], explored: dict[str, bool]) -> None:
         """Checks everything first: an error leaves all layers as they are."""
         for name in names:
             check_finite(self.weights[name])
@@ -179,12 +178,12 @@ class Handle:
             chosen[name] = self.method.choose(w.full_theta(), w.counts, generator)
         for name, sets in chosen.items():
             w = self.weights[name]
-            slots = move(w, sets, was_updated=updated[name])
+            slots = move(w, sets, explored=explored[name])
             optimizer = self._optimizer_of(name)
             if optimizer is not None:
                 optimizer_state.carry(optimizer, w.values, slots)
             for follower in self._followers[name]:
-                move(follower, sets.to(follower.device), was_updated=follower.updated())
+                move(follower, sets.to(follower.device), explored=follower.explores)
 
     def _check_averages(self, name: str) -> None:
         if self.weights[name].slot_averages():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from topkast.core.select import match
 from topkast.core.sets import Sets
 from topkast.core.weight import SparseWeight
 
@@ -38,64 +39,62 @@ class SlotMap:
     """Where each new slot's content comes from.
 
     Attributes:
-        source: For each new slot the old slot of the same element (0 where `fresh`).
-        fresh: New slots whose element was not in B before.
+        source: For each new slot the old slot of the same element (0 for elements that were not in B).
         reset: New slots whose optimizer state starts anew: those whose element was not in the backward
             set before, or is not in it now. While exploring, the backward set is all of B.
     """
 
     source: Tensor
-    fresh: Tensor
     reset: Tensor
 
     def carry_(self, tensor: Tensor, initial: float | Tensor = 0.0) -> None:
         """Permutes a tensor kept by slot, in place; reset slots get `initial`."""
         moved = tensor.index_select(0, self.source)
-        fill = initial if isinstance(initial, Tensor) else moved.new_tensor(initial)
-        tensor.copy_(torch.where(self.reset, fill, moved))
+        if isinstance(initial, Tensor):
+            moved[self.reset] = initial[self.reset]
+        else:
+            moved[self.reset] = initial
+        tensor.copy_(moved)
 
 
 @torch.no_grad()
-def move(weight: SparseWeight, sets: Sets, *, was_updated: Tensor) -> SlotMap:
+def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     """Makes `sets` the sets of `weight`.
 
     Args:
         weight: Changed in place: values, their gradient, positions, reservoir.
         sets: The new sets, of the same sizes.
-        was_updated: Which old slots were in the backward set.
+        explored: Whether all of the old B was in the backward set up to now, or A alone.
 
     Returns:
         How slots moved, for whatever else is kept by slot.
     """
     old = weight.indices.long()
-    # Counted before the buffers change; A's size is fixed, so as many elements enter A as leave it.
-    stayed_in_a = _num_common(old[weight.active], sets.indices[sets.active])
-    source = torch.searchsorted(old, sets.indices).clamp_(max=old.numel() - 1)
-    fresh = old.index_select(0, source) != sets.indices
-    source = torch.where(fresh, 0, source)
-    leaving = torch.ones_like(weight.active)
-    leaving[source[~fresh]] = False
+    source, entering, leaving = match(old, sets.indices)
+    was_active = weight.active.index_select(0, source).index_fill_(0, entering, False)
+    entering_a = torch.nonzero(sets.active & ~was_active).flatten()
 
-    values = weight.values.index_select(0, source)
-    values[fresh] = weight.reservoir.exchange(
-        old[leaving], weight.values.detach()[leaving], sets.indices[fresh]
+    values = weight.values.detach().index_select(0, source)
+    values[entering] = weight.reservoir.exchange(
+        old[leaving], weight.values.detach()[leaving], sets.indices[entering]
     )
     weight.values.copy_(values)
     weight.indices.copy_(sets.indices)
     weight.active.copy_(sets.active)
-    weight.changed.fill_(2 * (weight.counts.forward - stayed_in_a))
-    weight.reservoir.record(sets.indices, sets.active)
+    # A's size is fixed, so as many elements leave it as enter it.
+    weight.changed.fill_(2 * entering_a.numel())
+    weight.reservoir.record(sets.indices[entering], sets.indices[entering_a])
 
-    reset = fresh | ~was_updated.index_select(0, source) | ~weight.updated()
-    slots = SlotMap(source, fresh, reset)
+    slots = SlotMap(source, _reset_slots(weight, entering, was_active, explored=explored))
     if weight.values.grad is not None:
         slots.carry_(weight.values.grad)
     return slots
 
 
-def _num_common(first: Tensor, second: Tensor) -> int:
-    """How many positions two increasing lists share."""
-    if first.numel() == 0 or second.numel() == 0:
-        return 0
-    place = torch.searchsorted(first, second).clamp_(max=first.numel() - 1)
-    return int((first.index_select(0, place) == second).sum())
+def _reset_slots(weight: SparseWeight, entering: Tensor, was_active: Tensor, *, explored: bool) -> Tensor:
+    """New slots whose element was not, or is not, in the backward set."""
+    if explored and weight.explores:
+        return entering
+    stays = weight.updated() & (was_active if not explored else torch.ones_like(was_active))
+    stays[entering] = False
+    return torch.nonzero(~stays).flatten()

@@ -61,8 +61,8 @@ class Reservoir(nn.Module):
         """Takes the leavers back and hands out the entrants' values."""
 
     @abstractmethod
-    def record(self, indices: Tensor, active: Tensor) -> None:
-        """Notes which elements have been in B and in A by now."""
+    def record(self, entered_b: Tensor, entered_a: Tensor) -> None:
+        """Notes which elements have entered B and A at a refresh."""
 
     @abstractmethod
     def used(self) -> tuple[float, float]:
@@ -106,9 +106,9 @@ class StoredReservoir(Reservoir):
         self.rest[leaving] = leaving_values
         return entrants
 
-    def record(self, indices: Tensor, active: Tensor) -> None:
+    def record(self, entered_b: Tensor, entered_a: Tensor) -> None:
         # A code only ever grows, and what started in B is not part of the initial C.
-        for positions, code in ((indices, _BEEN_IN_B), (indices[active], _BEEN_IN_A)):
+        for positions, code in ((entered_b, _BEEN_IN_B), (entered_a, _BEEN_IN_A)):
             now = self.history[positions]
             self.history[positions] = torch.where(now == _INITIAL, now, now.clamp(min=code))
 
@@ -139,7 +139,7 @@ class EmptyReservoir(Reservoir):
     def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
         return leaving_values.new_zeros(entering.numel())
 
-    def record(self, indices: Tensor, active: Tensor) -> None:
+    def record(self, entered_b: Tensor, entered_a: Tensor) -> None:
         pass
 
     def used(self) -> tuple[float, float]:

@@ -43,6 +43,28 @@ def top_k_portable(numbers: Tensor, k: int) -> Tensor:
     return torch.nonzero(chosen).flatten()
 
 
+def match(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compares two increasing lists of int64 positions.
+
+    Returns:
+        For each entry of `after` its place in `before` (0 if it is not there); the places in `after` of what
+        is new; the places in `before` of what is gone.
+    """
+    if native.is_present(before.device):
+        return native.match(before, after)
+    return match_portable(before, after)
+
+
+def match_portable(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`match` with torch alone, on any device."""
+    source = torch.searchsorted(before, after).clamp_(max=max(0, before.numel() - 1))
+    is_new = before.index_select(0, source) != after
+    is_gone = torch.ones(before.numel(), dtype=torch.bool, device=before.device)
+    is_gone[source[~is_new]] = False
+    source = source.masked_fill(is_new, 0)
+    return source, torch.nonzero(is_new).flatten(), torch.nonzero(is_gone).flatten()
+
+
 def random_subset(n: int, k: int, generator: torch.Generator) -> Tensor:
     """`k` of the integers below `n`, uniformly without replacement, increasing.
 

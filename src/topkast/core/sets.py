@@ -44,10 +44,13 @@ class Sets:
     @classmethod
     def from_positions(cls, forward: Tensor, backward: Tensor) -> Sets:
         """From the increasing positions of A and of B ⊇ A."""
-        slots = torch.searchsorted(backward, forward)
+        return cls.from_slots(torch.searchsorted(backward, forward), backward)
+
+    @classmethod
+    def from_slots(cls, forward: Tensor, backward: Tensor) -> Sets:
+        """From the places of A within B, and the increasing positions of B."""
         active = torch.zeros(backward.numel(), dtype=torch.bool, device=backward.device)
-        active[slots] = True
-        return cls(backward, active)
+        return cls(backward, active.index_fill_(0, forward, True))
 
     def to(self, device: torch.device) -> Sets:
         return Sets(self.indices.to(device), self.active.to(device))

@@ -41,9 +41,14 @@ def isa() -> str | None:
     return None if _native is None else _native.isa()
 
 
-def can_select(magnitudes: Tensor) -> bool:
+def is_present(device: torch.device) -> bool:
+    """Whether the compiled core is there and can work on this device."""
+    return _native is not None and device.type == "cpu"
+
+
+def can_select(numbers: Tensor) -> bool:
     """Whether `top_k` takes this tensor."""
-    return _native is not None and magnitudes.device.type == "cpu" and magnitudes.dtype in _SUFFIX
+    return is_present(numbers.device) and numbers.dtype in _SUFFIX
 
 
 def top_k(numbers: Tensor, k: int) -> Tensor:
@@ -53,6 +58,16 @@ def top_k(numbers: Tensor, k: int) -> Tensor:
     select = getattr(_native, f"top_k_{_SUFFIX[numbers.dtype]}")
     select(numbers.data_ptr(), numbers.numel(), k, out.data_ptr(), k, torch.get_num_threads())
     return out
+
+
+def match(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See `core.select.match`: the same in one pass over both lists."""
+    assert _native is not None  # `is_present` was asked
+    source, entering = torch.empty_like(after), torch.empty_like(after)
+    leaving = torch.empty_like(before)
+    buffers = (before.contiguous(), after.contiguous(), source, entering, leaving)
+    num_entering, num_leaving = _native.match(*(n for b in buffers for n in _buffer(b)))
+    return source, entering[:num_entering].clone(), leaving[:num_leaving].clone()
 
 
 def _computed(x: Tensor) -> Tensor:

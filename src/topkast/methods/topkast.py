@@ -68,7 +68,7 @@ class TopKAST(Method):
         backward = theta.top(counts.backward)
         # A ⊆ B holds because both follow one order, so A is found within B.
         within = top_k(theta.at(backward), counts.forward)
-        return Sets.from_positions(backward.index_select(0, within), backward)
+        return Sets.from_slots(within, backward)
 
 
 def _check_steps(name: str, value: int, *, at_least: int) -> None:

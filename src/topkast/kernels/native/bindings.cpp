@@ -1,12 +1,14 @@
 // What Python sees: Plans, and functions on them. Tensors come as addresses and lengths; every length is checked here,
 // every index was checked when its Plan was built.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <stdexcept>
 #include <string>
 
 #include "kernels.hpp"
+#include "match.hpp"
 #include "plan.hpp"
 #include "select.hpp"
 
@@ -86,6 +88,16 @@ void select(Address x, int64_t n, int64_t k, Address out, int64_t out_length, in
            checked_threads(num_threads));
 }
 
+std::pair<int64_t, int64_t> match_positions(Address before, int64_t num_before, Address after, int64_t num_after,
+                                            Address source, int64_t source_length, Address entering,
+                                            int64_t entering_length, Address leaving, int64_t leaving_length) {
+  return match(checked<const int64_t>("before", before, num_before, num_before), num_before,
+               checked<const int64_t>("after", after, num_after, num_after), num_after,
+               checked<int64_t>("source", source, source_length, num_after),
+               checked<int64_t>("entering", entering, entering_length, num_after),
+               checked<int64_t>("leaving", leaving, leaving_length, num_before));
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -103,5 +115,6 @@ NB_MODULE(_native, m) {
   m.def("backward_double", &backward<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("top_k_float", &select<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("top_k_double", &select<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("match", &match_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("isa", [] { return std::string(kernels<float>().name); });
 }
