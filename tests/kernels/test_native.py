@@ -106,7 +106,7 @@ def test_a_compiled_plan_is_built_exactly_for_sound_indices(
     positions = torch.tensor(indices, dtype=torch.int64)
     active = torch.ones(len(indices), dtype=torch.bool)
     sound = indices == sorted(set(indices)) and all(0 <= i < rows * columns for i in indices)
-    arguments = (rows, columns, positions.data_ptr(), 8, active.data_ptr(), len(indices), True)
+    arguments = (rows, columns, positions.data_ptr(), 8, active.data_ptr(), len(indices), True, 2)
     if max(rows, columns) >= 2**31:
         with pytest.raises(ValueError, match=r"rows and columns must each be below 2\^31"):
             _native.Plan(*arguments)

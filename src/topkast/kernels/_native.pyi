@@ -10,6 +10,7 @@ class Plan:
         active: int,
         num_slots: int,
         explores: bool,
+        num_threads: int,
     ) -> None: ...
     @property
     def num_slots(self) -> int: ...

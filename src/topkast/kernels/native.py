@@ -93,6 +93,7 @@ def _plan(plan: Plan) -> Any:
             active=active.data_ptr(),
             num_slots=plan.num_slots,
             explores=plan.explores,
+            num_threads=torch.get_num_threads(),
         )
         plan.derived["native"] = compiled
     return compiled

@@ -41,16 +41,17 @@ int64_t checked_product(int64_t a, int64_t b) {
 
 // Python takes ownership.
 Plan* make_plan(int64_t num_rows, int64_t num_columns, Address positions, int index_bytes, Address active,
-                int64_t num_slots, bool explores) {
+                int64_t num_slots, bool explores, int num_threads) {
+  checked_threads(num_threads);
   if (num_slots < 0) throw std::invalid_argument("|B| must not be negative");
   if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
   const auto* flags = reinterpret_cast<const uint8_t*>(active);
   if (index_bytes == 4)
     return new Plan(num_rows, num_columns, reinterpret_cast<const int32_t*>(positions), flags, num_slots,
-                    explores);
+                    explores, num_threads);
   if (index_bytes == 8)
     return new Plan(num_rows, num_columns, reinterpret_cast<const int64_t*>(positions), flags, num_slots,
-                    explores);
+                    explores, num_threads);
   throw std::invalid_argument("indices must be int32 or int64");
 }
 
@@ -105,6 +106,7 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan")
       .def(nb::new_(&make_plan), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("positions"),
            nb::arg("index_bytes"), nb::arg("active"), nb::arg("num_slots"), nb::arg("explores"),
+           nb::arg("num_threads"),
            nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_slots", &Plan::num_slots)
       .def_prop_ro("num_samples", [](const Plan& p) { return p.samples().num_elements; })

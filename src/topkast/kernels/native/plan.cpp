@@ -30,6 +30,16 @@ int32_t clamped(int32_t wanted, int64_t size) {
   return static_cast<int32_t>(std::min<int64_t>(wanted, std::max<int64_t>(1, size)));
 }
 
+// Finding a column's block without dividing: blocks are powers of two, except one that holds all columns.
+struct BlockOf {
+  int shift;
+  explicit BlockOf(int64_t num_blocks, int32_t block_columns) : shift(31) {
+    if (num_blocks > 1)
+      for (shift = 0; (1 << shift) < block_columns;) ++shift;
+  }
+  int32_t operator()(int32_t column) const { return column >> shift; }
+};
+
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Orders the rows of a tile by how many elements they have in a block: the inner loop then has the same length
@@ -65,6 +75,7 @@ Sweep make_sweep(const std::vector<Element>& elements, int64_t num_rows, int64_t
   s.first_segment.assign(s.num_tiles * s.num_blocks + 1, 0);
   s.first_element.assign(s.num_tiles * s.num_blocks + 1, 0);
 
+  const BlockOf block_of(s.num_blocks, s.block_columns);
   ByCount by_count;
   std::vector<uint32_t> place(static_cast<size_t>(s.num_blocks) * s.tile_rows);
   size_t begin = 0;
@@ -74,7 +85,7 @@ Sweep make_sweep(const std::vector<Element>& elements, int64_t num_rows, int64_t
     std::fill(place.begin(), place.end(), 0u);
     while (end < elements.size() && elements[end].row < first_row + s.tile_rows) {
       const Element& e = elements[end++];
-      ++place[size_t(e.column / s.block_columns) * s.tile_rows + (e.row - first_row)];
+      ++place[size_t(block_of(e.column)) * s.tile_rows + (e.row - first_row)];
     }
     // Counts become places, and the non-empty ones become segments.
     size_t next = begin;
@@ -92,7 +103,7 @@ Sweep make_sweep(const std::vector<Element>& elements, int64_t num_rows, int64_t
     }
     for (size_t i = begin; i < end; ++i) {
       const Element& e = elements[i];
-      const int32_t block = e.column / s.block_columns;
+      const int32_t block = block_of(e.column);
       const uint32_t to = place[size_t(block) * s.tile_rows + (e.row - first_row)]++;
       s.column[to] = static_cast<uint16_t>(e.column - block * s.block_columns);
       s.slot[to] = e.slot;
@@ -131,6 +142,7 @@ Samples make_samples(const std::vector<Element>& elements, int64_t num_rows, int
   s.column.reserve(elements.size() + elements.size() / 4);
 
   // Per tile: where each row's elements of each block begin and how many there are, then the segments.
+  const BlockOf block_of(s.num_blocks, s.block_columns);
   ByCount by_count;
   std::vector<uint32_t> counts(static_cast<size_t>(s.num_blocks) * s.tile_rows), firsts(counts.size());
   size_t begin = 0;
@@ -140,7 +152,7 @@ Samples make_samples(const std::vector<Element>& elements, int64_t num_rows, int
     size_t end = begin;
     for (; end < elements.size() && elements[end].row < first_row + s.tile_rows; ++end) {
       const Element& e = elements[end];
-      const size_t at = size_t(e.column / s.block_columns) * s.tile_rows + (e.row - first_row);
+      const size_t at = size_t(block_of(e.column)) * s.tile_rows + (e.row - first_row);
       if (counts[at]++ == 0) firsts[at] = static_cast<uint32_t>(end);
     }
     for (int64_t block = 0; block < s.num_blocks; ++block) {
@@ -212,16 +224,24 @@ int64_t bytes_of(const V& v) {
 
 template <typename Index>
 Plan::Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active, int64_t num_slots,
-           bool explores)
+           bool explores, int num_threads)
     : num_slots_(num_slots) {
   const std::vector<Element> all = read_elements(num_rows, num_columns, positions, num_slots);
   std::vector<Element> used;
   used.reserve(all.size());
   for (const Element& e : all)
     if (active[e.slot]) used.push_back(e);
-  rows_ = make_sweep(used, num_rows, num_columns);
-  columns_ = make_sweep(transposed(used, num_columns), num_columns, num_rows);
-  samples_ = make_samples(explores ? all : used, num_rows, num_columns);
+  // Three independent pieces of about the same size.
+  const int threads = num_threads < 3 ? num_threads : 3;
+#pragma omp parallel sections num_threads(threads)
+  {
+#pragma omp section
+    columns_ = make_sweep(transposed(used, num_columns), num_columns, num_rows);
+#pragma omp section
+    samples_ = make_samples(explores ? all : used, num_rows, num_columns);
+#pragma omp section
+    rows_ = make_sweep(used, num_rows, num_columns);
+  }
 }
 
 int64_t Plan::num_bytes() const {
@@ -233,7 +253,7 @@ int64_t Plan::num_bytes() const {
          bytes_of(samples_.first_group);
 }
 
-template Plan::Plan(int64_t, int64_t, const int32_t*, const uint8_t*, int64_t, bool);
-template Plan::Plan(int64_t, int64_t, const int64_t*, const uint8_t*, int64_t, bool);
+template Plan::Plan(int64_t, int64_t, const int32_t*, const uint8_t*, int64_t, bool, int);
+template Plan::Plan(int64_t, int64_t, const int64_t*, const uint8_t*, int64_t, bool, int);
 
 }  // namespace topkast

@@ -65,7 +65,7 @@ class Plan {
   // updated or A alone. Throws std::invalid_argument with the rule that is broken.
   template <typename Index>
   Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active,
-       int64_t num_slots, bool explores);
+       int64_t num_slots, bool explores, int num_threads);
 
   int64_t num_slots() const { return num_slots_; }
   int64_t num_bytes() const;
