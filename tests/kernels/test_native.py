@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import topkast
 from topkast.kernels import native
+from topkast.kernels.engine import ConvGeometry
 from topkast.kernels.engines import ENGINES, check_engine, choose_engine
 from topkast.kernels.plan import Plan
 
@@ -84,6 +85,52 @@ def test_results_are_the_same_to_the_last_bit_for_every_number_of_threads(
             assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.usefixtures("threads")
+def test_convolutions_are_the_same_to_the_last_bit_for_every_number_of_threads(kernel: int) -> None:
+    geometry = ConvGeometry((2, 1), (1, 1), (1, 1), 2)
+    positions = torch.randperm(24 * 6 * kernel**2)[: 60 * kernel].sort().values
+    plan = Plan((24, 6, kernel, kernel), positions, torch.rand(len(positions)) < 0.5)
+    values, x = torch.randn(len(positions)), torch.randn(3, 12, 17, 19)
+    engine = ENGINES["native"]
+    grad = torch.randn_like(engine.conv(plan, values, x, None, geometry))
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        y = engine.conv(plan, values, x, None, geometry)
+        results.append((y, *engine.conv_grads(plan, values, x, grad, geometry, (True, True))))
+    for other in results[1:]:
+        for first, second in zip(results[0], other, strict=True):
+            assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong", "message"),
+    [
+        (0, -1, "out of range: -1"),
+        (1, 5, "does not fit its Plan"),
+        (4, 9, "larger than its input allows"),
+        (5, 9, "larger than its input allows"),
+        (6, 2, "larger than its input allows|does not fit its Plan"),
+        (8, 0, "stride and dilation must be at least 1"),
+        (12, 0, "stride and dilation must be at least 1"),
+        (2, 2**40, "out of range"),
+    ],
+)
+def test_geometries_that_would_read_outside_are_refused(place: int, wrong: int, message: str) -> None:
+    """Straight at the compiled core, past the checks in Python."""
+    plan = Plan((4, 2, 3, 3), torch.tensor([0, 40, 71]), torch.ones(3, dtype=torch.bool))
+    compiled = native._plan(plan)
+    values, x, y = torch.zeros(3), torch.zeros(1, 2, 8, 8), torch.zeros(1, 4, 6, 6)
+    good = [1, 2, 8, 8, 6, 6, 3, 3, 1, 1, 0, 0, 1, 1]
+    buffers = (values.data_ptr(), 3, x.data_ptr(), x.numel(), 0, 0, y.data_ptr(), y.numel(), 1)
+    _native.conv_float(compiled, good, *buffers)
+    bad = list(good)
+    bad[place] = wrong
+    with pytest.raises(ValueError, match=message):
+        _native.conv_float(compiled, bad, *buffers)
+
+
 def test_each_gradient_is_computed_only_if_it_is_wanted() -> None:
     plan, values = random_plan(30, 40, 0.2)
     x, grad = torch.randn(9, 40), torch.randn(9, 30)
@@ -106,7 +153,7 @@ def test_a_compiled_plan_is_built_exactly_for_sound_indices(
     positions = torch.tensor(indices, dtype=torch.int64)
     active = torch.ones(len(indices), dtype=torch.bool)
     sound = indices == sorted(set(indices)) and all(0 <= i < rows * columns for i in indices)
-    arguments = (rows, columns, positions.data_ptr(), 8, active.data_ptr(), len(indices), True, 2)
+    arguments = (rows, columns, positions.data_ptr(), 8, active.data_ptr(), len(indices), True, 1, 2)
     if max(rows, columns) >= 2**31:
         with pytest.raises(ValueError, match=r"rows and columns must each be below 2\^31"):
             _native.Plan(*arguments)
@@ -170,6 +217,7 @@ def test_every_instruction_set_this_cpu_has_gives_the_same_results(isa: str) -> 
     program = """
 import torch
 from topkast.kernels import native
+from topkast.kernels.engine import ConvGeometry
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.plan import Plan
 torch.manual_seed(0)

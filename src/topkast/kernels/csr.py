@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topkast.kernels.engine import ConvGeometry, Engine
+from topkast.kernels.engine import ConvGeometry, Engine, output_space
 from topkast.kernels.plan import Pattern, Plan
 
 # torch.sparse has float32 and float64 products only; others are computed in float32 and rounded once.
@@ -80,16 +80,6 @@ class _Patches:
         patches = patches.view(x.shape[0], -1, patches.shape[1]).transpose(1, 2)
         folded = F.fold(patches, size, self.kernel, g.dilation, g.padding, g.stride)
         return folded.view(x.shape)
-
-    def output_space(self, x: Tensor) -> list[int]:
-        """Spatial size of the output, from the usual formula."""
-        g = self.geometry
-        size = (1, x.shape[2]) if x.ndim == 3 else tuple(x.shape[2:])
-        space = [
-            (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, k, s, p, d in zip(size, self.kernel, g.stride, g.padding, g.dilation, strict=True)
-        ]
-        return space[1:] if x.ndim == 3 else space
 
 
 def _row_elements(pattern: Pattern, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +150,9 @@ class CSREngine(Engine):
         patches = _Patches.of(plan, geometry)
         y = self.linear(plan, values, patches.unfold(x), bias, transpose=False)
         y = y.view(x.shape[0], -1, plan.num_rows).transpose(1, 2)
-        return y.reshape(x.shape[0], plan.num_rows, *patches.output_space(x))
+        return y.reshape(
+            x.shape[0], plan.num_rows, *output_space(tuple(x.shape[2:]), plan.shape[2:], geometry)
+        )
 
     def conv_grads(
         self,

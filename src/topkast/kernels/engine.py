@@ -28,6 +28,16 @@ class ConvGeometry:
         return len(self.stride)
 
 
+def output_space(space: tuple[int, ...], kernel: tuple[int, ...], geometry: ConvGeometry) -> tuple[int, ...]:
+    """Spatial size of a convolution's output: ⌊(n + 2p - d(k-1) - 1)/s⌋ + 1 in each dimension."""
+    return tuple(
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(
+            space, kernel, geometry.stride, geometry.padding, geometry.dilation, strict=True
+        )
+    )
+
+
 class Engine(ABC):
     """One way to compute the products.
 

@@ -6,13 +6,14 @@ of the right type. See `native/kernels_impl.hpp` for how it works.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from topkast.kernels.csr import CSREngine
-from topkast.kernels.engine import ConvGeometry
+from topkast.kernels.engine import ConvGeometry, output_space
 from topkast.kernels.plan import Plan
 
 try:
@@ -79,28 +80,63 @@ def _buffer(x: Tensor | None) -> tuple[int, int]:
     return (0, 0) if x is None else (x.data_ptr(), x.numel())
 
 
-def _plan(plan: Plan) -> Any:
-    """The compiled Plan of a Plan; built, and its indices checked again, on first use."""
+def _plan(plan: Plan, groups: int = 1) -> Any:
+    """The compiled Plan of a Plan; built, and its indices checked again, on first use.
+
+    The matrix of a convolution with groups has the columns of all groups; a row's elements are in its own.
+    """
     assert _native is not None  # `check_engine` has seen to it
     compiled: Any = plan.derived.get("native")
     if compiled is None:
-        positions, active = plan.positions.contiguous(), plan.active.contiguous()
+        positions, active = _grouped_positions(plan, groups), plan.active.contiguous()
         compiled = _native.Plan(
             num_rows=plan.num_rows,
-            num_columns=plan.num_columns,
+            num_columns=plan.num_columns * groups,
             positions=positions.data_ptr(),
             index_bytes=positions.element_size(),
             active=active.data_ptr(),
             num_slots=plan.num_slots,
             explores=plan.explores,
+            taps=math.prod(plan.shape[2:]),
             num_threads=torch.get_num_threads(),
         )
         plan.derived["native"] = compiled
     return compiled
 
 
+def _grouped_positions(plan: Plan, groups: int) -> Tensor:
+    if groups == 1:
+        return plan.positions.contiguous()
+    rows, columns = plan.positions // plan.num_columns, plan.positions % plan.num_columns
+    group = rows // (plan.num_rows // groups)
+    return (rows * groups + group) * plan.num_columns + columns
+
+
+def _sizes(plan: Plan, x: Tensor, geometry: ConvGeometry) -> tuple[int, ...]:
+    """The sizes of a convolution as the compiled core wants them; in one dimension the height is 1."""
+
+    def both(sizes: tuple[int, ...], filler: int) -> tuple[int, int]:
+        return (sizes[0], sizes[1]) if len(sizes) == 2 else (filler, sizes[0])
+
+    g = geometry
+    space, kernel = tuple(x.shape[2:]), tuple(plan.shape[2:])
+    if math.prod(kernel) == 1 and set(g.stride) == {1} and not any(g.padding):
+        space, g = (math.prod(space),), ConvGeometry((1,), (0,), (1,), g.groups)  # pixels are just tokens
+        kernel = (1,)
+    out = output_space(space, kernel, g)
+    return (
+        *x.shape[:2],
+        *both(space, 1),
+        *both(out, 1),
+        *both(kernel, 1),
+        *both(g.stride, 1),
+        *both(g.padding, 0),
+        *both(g.dilation, 1),
+    )
+
+
 class NativeEngine(CSREngine):
-    """Linear layers by our kernels; embedding lookups are those of `csr`, on stored elements only."""
+    """Linear layers and convolutions by our kernels; embedding lookups are those of `csr`."""
 
     name = "native"
 
@@ -110,7 +146,46 @@ class NativeEngine(CSREngine):
     def refusal(self, kind: str, geometry: ConvGeometry | None, device_type: str) -> str | None:
         if device_type != "cpu":
             return "native runs on the CPU"
-        return "native has no convolution" if kind == "conv" else None
+        if kind == "conv" and geometry is not None and geometry.num_dims == 3:
+            return "native has no 3-D convolution"
+        return None
+
+    def conv(
+        self,
+        plan: Plan,
+        values: Tensor,
+        x: Tensor,
+        bias: Tensor | None,
+        geometry: ConvGeometry,
+    ) -> Tensor:
+        dtype = x.dtype
+        x, values = _computed(x), _computed(values)
+        bias = None if bias is None else _computed(bias)
+        space = output_space(tuple(x.shape[2:]), plan.shape[2:], geometry)
+        y = torch.empty(x.shape[0], plan.num_rows, *space, dtype=x.dtype)
+        function = getattr(_native, f"conv_{_SUFFIX[x.dtype]}")
+        buffers = (*_buffer(values), *_buffer(x), *_buffer(bias), *_buffer(y))
+        compiled = _plan(plan, geometry.groups)
+        function(compiled, _sizes(plan, x, geometry), *buffers, torch.get_num_threads())
+        return y.to(dtype)
+
+    def conv_grads(
+        self,
+        plan: Plan,
+        values: Tensor,
+        x: Tensor,
+        grad: Tensor,
+        geometry: ConvGeometry,
+        needs: tuple[bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None]:
+        dtype = x.dtype
+        x, values, grad = _computed(x), _computed(values), _computed(grad)
+        input_grad, weight_grad = _empty_grads(plan, x, needs)
+        function = getattr(_native, f"conv_backward_{_SUFFIX[x.dtype]}")
+        buffers = (*_buffer(values), *_buffer(x), *_buffer(grad), *_buffer(input_grad), *_buffer(weight_grad))
+        compiled = _plan(plan, geometry.groups)
+        function(compiled, _sizes(plan, x, geometry), *buffers, torch.get_num_threads())
+        return _finished_grads(plan, input_grad, weight_grad, dtype)
 
     def linear(
         self, plan: Plan, values: Tensor, x: Tensor, bias: Tensor | None, *, transpose: bool
@@ -138,17 +213,30 @@ class NativeEngine(CSREngine):
     ) -> tuple[Tensor | None, Tensor | None]:
         dtype = x.dtype
         x, values, grad = _computed(x), _computed(values), _computed(grad)
-        input_grad = torch.empty_like(x) if needs[0] else None
-        weight_grad = torch.empty(plan.updated_positions.numel(), dtype=x.dtype) if needs[1] else None
+        input_grad, weight_grad = _empty_grads(plan, x, needs)
         function = getattr(_native, f"backward_{_SUFFIX[x.dtype]}")
         inputs = (*_buffer(values), *_buffer(x), *_buffer(grad), x.shape[0])
         threads = torch.get_num_threads()
         function(_plan(plan), transpose, *inputs, *_buffer(input_grad), *_buffer(weight_grad), threads)
-        if input_grad is not None:
-            input_grad = input_grad.to(dtype)
-        if weight_grad is not None:
-            weight_grad = _spread(plan, weight_grad.to(dtype))
-        return input_grad, weight_grad
+        return _finished_grads(plan, input_grad, weight_grad, dtype)
+
+
+def _empty_grads(plan: Plan, x: Tensor, needs: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
+    """Room for the gradients that are wanted: like x, and one number per updated element."""
+    num_updated = plan.updated_positions.numel()
+    return (
+        torch.empty_like(x) if needs[0] else None,
+        torch.empty(num_updated, dtype=x.dtype) if needs[1] else None,
+    )
+
+
+def _finished_grads(
+    plan: Plan, input_grad: Tensor | None, weight_grad: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    return (
+        None if input_grad is None else input_grad.to(dtype),
+        None if weight_grad is None else _spread(plan, weight_grad.to(dtype)),
+    )
 
 
 def _spread(plan: Plan, entries: Tensor) -> Tensor:

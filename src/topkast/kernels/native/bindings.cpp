@@ -1,9 +1,12 @@
 // What Python sees: Plans, and functions on them. Tensors come as addresses and lengths; every length is checked here,
 // every index was checked when its Plan was built.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -41,17 +44,17 @@ int64_t checked_product(int64_t a, int64_t b) {
 
 // Python takes ownership.
 Plan* make_plan(int64_t num_rows, int64_t num_columns, Address positions, int index_bytes, Address active,
-                int64_t num_slots, bool explores, int num_threads) {
+                int64_t num_slots, bool explores, int64_t taps, int num_threads) {
   checked_threads(num_threads);
   if (num_slots < 0) throw std::invalid_argument("|B| must not be negative");
   if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
   const auto* flags = reinterpret_cast<const uint8_t*>(active);
   if (index_bytes == 4)
     return new Plan(num_rows, num_columns, reinterpret_cast<const int32_t*>(positions), flags, num_slots,
-                    explores, num_threads);
+                    explores, taps, num_threads);
   if (index_bytes == 8)
     return new Plan(num_rows, num_columns, reinterpret_cast<const int64_t*>(positions), flags, num_slots,
-                    explores, num_threads);
+                    explores, taps, num_threads);
   throw std::invalid_argument("indices must be int32 or int64");
 }
 
@@ -81,6 +84,56 @@ void backward(const Plan& plan, bool transpose, Address values, int64_t num_valu
       checked_threads(num_threads));
 }
 
+// The sizes of a convolution, in the order of Conv.
+using Sizes = std::array<int64_t, 14>;
+
+Conv checked_conv(const Plan& plan, const Sizes& n) {
+  const Conv g{n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13]};
+  for (int64_t size : n)
+    if (size < 0 || size > std::numeric_limits<int32_t>::max())
+      throw std::invalid_argument("a size of the convolution is out of range: " + std::to_string(size));
+  if (g.stride_height < 1 || g.stride_width < 1 || g.dilation_height < 1 || g.dilation_width < 1)
+    throw std::invalid_argument("stride and dilation must be at least 1");
+  // Every tap of every output pixel lies within the padded input.
+  auto reaches = [](int64_t out, int64_t stride, int64_t kernel, int64_t dilation) {
+    return out == 0 ? 0 : (out - 1) * stride + (kernel - 1) * dilation + 1;
+  };
+  if (reaches(g.out_height, g.stride_height, g.kernel_height, g.dilation_height) > g.height + 2 * g.padding_height ||
+      reaches(g.out_width, g.stride_width, g.kernel_width, g.dilation_width) > g.width + 2 * g.padding_width)
+    throw std::invalid_argument("the output of the convolution is larger than its input allows");
+  if (g.taps() != plan.taps() || g.num_columns() != plan.rows().num_columns)
+    throw std::invalid_argument("the convolution does not fit its Plan");
+  return g;
+}
+
+template <typename T>
+void conv(const Plan& plan, const Sizes& sizes, Address values, int64_t num_values, Address x, int64_t x_length,
+          Address bias, int64_t bias_length, Address y, int64_t y_length, int num_threads) {
+  const Conv g = checked_conv(plan, sizes);
+  const int64_t rows = plan.rows().num_rows;
+  kernels<T>().conv(plan.rows(), g, checked<const T>("values", values, num_values, plan.num_slots()),
+                    checked<const T>("x", x, x_length, g.batch * g.channels * g.height * g.width),
+                    bias ? checked<const T>("bias", bias, bias_length, rows) : nullptr,
+                    checked<T>("y", y, y_length, g.batch * rows * g.pixels()), checked_threads(num_threads));
+}
+
+template <typename T>
+void conv_backward(const Plan& plan, const Sizes& sizes, Address values, int64_t num_values, Address x,
+                   int64_t x_length, Address dy, int64_t dy_length, Address dx, int64_t dx_length, Address dvalues,
+                   int64_t dvalues_length, int num_threads) {
+  const Conv g = checked_conv(plan, sizes);
+  const int64_t inputs = g.batch * g.channels * g.height * g.width;
+  const T* out = checked<const T>("dy", dy, dy_length, g.batch * plan.rows().num_rows * g.pixels());
+  const int threads = checked_threads(num_threads);
+  if (dx)
+    kernels<T>().conv_input_grad(plan.columns(), g, checked<const T>("values", values, num_values, plan.num_slots()),
+                                 out, checked<T>("dx", dx, dx_length, inputs), threads);
+  if (dvalues)
+    kernels<T>().conv_weight_grad(plan.samples(), g, checked<const T>("x", x, x_length, inputs), out,
+                                  checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements),
+                                  threads);
+}
+
 template <typename T>
 void select(Address x, int64_t n, int64_t k, Address out, int64_t out_length, int num_threads) {
   if (n < 0 || k < 0 || k > n)
@@ -106,7 +159,7 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan")
       .def(nb::new_(&make_plan), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("positions"),
            nb::arg("index_bytes"), nb::arg("active"), nb::arg("num_slots"), nb::arg("explores"),
-           nb::arg("num_threads"),
+           nb::arg("taps"), nb::arg("num_threads"),
            nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_slots", &Plan::num_slots)
       .def_prop_ro("num_samples", [](const Plan& p) { return p.samples().num_elements; })
@@ -117,6 +170,10 @@ NB_MODULE(_native, m) {
   m.def("backward_double", &backward<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("top_k_float", &select<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("top_k_double", &select<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("conv_float", &conv<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("conv_double", &conv<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("conv_backward_float", &conv_backward<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("conv_backward_double", &conv_backward<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("match", &match_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("isa", [] { return std::string(kernels<float>().name); });
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "conv.hpp"
 #include "plan.hpp"
 
 namespace topkast {
@@ -21,6 +22,15 @@ struct Kernels {
   //   dvalues[e] = (dy^T x, or x^T dy) at element e of samples: samples.num_elements, or null.
   void (*backward)(const Sweep& sweep, const Samples& samples, bool rows_are_outputs, const T* values, const T* x,
                    const T* dy, int64_t tokens, T* dx, T* dvalues, int num_threads);
+  // y[b, r, pixel] = bias[r] + sum over elements (r, c) of values[slot] * patch[c, pixel].
+  void (*conv)(const Sweep& sweep, const Conv& geometry, const T* values, const T* x, const T* bias, T* y,
+               int num_threads);
+  // dx from dy, by the matrix of patches x rows; its tiles hold whole channels.
+  void (*conv_input_grad)(const Sweep& sweep, const Conv& geometry, const T* values, const T* dy, T* dx,
+                          int num_threads);
+  // dvalues[e] = sum over images and pixels of dy[row(e)] * patch[column(e)].
+  void (*conv_weight_grad)(const Samples& samples, const Conv& geometry, const T* x, const T* dy, T* dvalues,
+                           int num_threads);
   const char* name;
 };
 

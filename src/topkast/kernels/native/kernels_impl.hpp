@@ -230,14 +230,19 @@ void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, i
   }
 }
 
+// Sets each row of a tile to its bias, or to zero.
+template <typename T>
+void start_tile(const T* bias, int64_t rows, int64_t width, T* y) {
+  for (int64_t r = 0; r < rows; ++r) fill(y + r * width, y + (r + 1) * width, bias ? bias[r] : T(0));
+}
+
 // Starts the tile at the bias, sweeps it, and writes it to y.
 template <typename T>
 void finish_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, const Panel& p, const T* bias,
                  T* scratch, T* y) {
   const int64_t first_row = tile * s.tile_rows;
   const int64_t rows = smaller(s.tile_rows, s.num_rows - first_row);
-  for (int64_t r = 0; r < rows; ++r)
-    fill(scratch + r * p.width, scratch + (r + 1) * p.width, bias ? bias[first_row + r] : T(0));
+  start_tile(bias ? bias + first_row : nullptr, rows, p.width, scratch);
   sweep_tile(s, tile, value, packed, p.width, scratch);
   transpose(scratch, p.width, rows, p.count, y + p.first * s.num_rows + first_row, s.num_rows);
 }
@@ -473,11 +478,6 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
     }
     if (dvalues) collect_tiles(m, mine.first_tile, mine.last_tile, sums, dvalues);
   }
-}
-
-template <typename T>
-constexpr Kernels<T> table(const char* name) {
-  return {&product<T>, &backward<T>, name};
 }
 
 }  // namespace TOPKAST_ISA_NAMESPACE

@@ -60,13 +60,13 @@ struct ByCount {
 };
 
 // Places elements that are ordered by row into sweep order. O(elements + rows * blocks).
-Sweep make_sweep(const std::vector<Element>& elements, int64_t num_rows, int64_t num_columns) {
+Sweep make_sweep(const std::vector<Element>& elements, int64_t num_rows, int64_t num_columns, int64_t taps) {
   Sweep s;
   const double density =
       static_cast<double>(elements.size()) / std::max<double>(1.0, double(num_rows) * num_columns);
   s.num_rows = num_rows;
   s.num_columns = num_columns;
-  s.tile_rows = clamped(kSweepTile, num_rows);
+  s.tile_rows = clamped(static_cast<int32_t>(std::max(taps, kSweepTile / taps * taps)), num_rows);
   s.block_columns = clamped(block_for_sweep(density), num_columns);
   s.num_tiles = divide_up(num_rows, s.tile_rows);
   s.num_blocks = divide_up(num_columns, s.block_columns);
@@ -224,8 +224,10 @@ int64_t bytes_of(const V& v) {
 
 template <typename Index>
 Plan::Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active, int64_t num_slots,
-           bool explores, int num_threads)
-    : num_slots_(num_slots) {
+           bool explores, int64_t taps, int num_threads)
+    : num_slots_(num_slots), taps_(taps) {
+  if (taps < 1 || taps > std::numeric_limits<uint16_t>::max() || num_columns % taps != 0)
+    throw std::invalid_argument("taps must divide the columns and be below 65536, got " + std::to_string(taps));
   const std::vector<Element> all = read_elements(num_rows, num_columns, positions, num_slots);
   std::vector<Element> used;
   used.reserve(all.size());
@@ -236,11 +238,11 @@ Plan::Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const 
 #pragma omp parallel sections num_threads(threads)
   {
 #pragma omp section
-    columns_ = make_sweep(transposed(used, num_columns), num_columns, num_rows);
+    columns_ = make_sweep(transposed(used, num_columns), num_columns, num_rows, taps);
 #pragma omp section
     samples_ = make_samples(explores ? all : used, num_rows, num_columns);
 #pragma omp section
-    rows_ = make_sweep(used, num_rows, num_columns);
+    rows_ = make_sweep(used, num_rows, num_columns, 1);
   }
 }
 
@@ -253,7 +255,7 @@ int64_t Plan::num_bytes() const {
          bytes_of(samples_.first_group);
 }
 
-template Plan::Plan(int64_t, int64_t, const int32_t*, const uint8_t*, int64_t, bool, int);
-template Plan::Plan(int64_t, int64_t, const int64_t*, const uint8_t*, int64_t, bool, int);
+template Plan::Plan(int64_t, int64_t, const int32_t*, const uint8_t*, int64_t, bool, int64_t, int);
+template Plan::Plan(int64_t, int64_t, const int64_t*, const uint8_t*, int64_t, bool, int64_t, int);
 
 }  // namespace topkast
