@@ -111,8 +111,7 @@ class CSREngine(Engine):
         y = _spmm(pattern, values, x).to(x.dtype)
         return y.contiguous() if bias is None else y + bias
 
-    def _sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
-        """(leftᵀ·right) on B; left is (tokens, num_rows), right (tokens, num_columns)."""
+    def sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
         pattern = plan.backward_rows
         left, wide_right = _in_product_dtype(left), _in_product_dtype(right)
         zeros = left.new_zeros(pattern.col.numel())
@@ -120,24 +119,6 @@ class CSREngine(Engine):
             _matrix(pattern, zeros), left.t().contiguous(), wide_right.contiguous(), beta=0.0
         )
         return pattern.spread(product.values().to(right.dtype), plan.num_slots)
-
-    def linear_grads(
-        self,
-        plan: Plan,
-        values: Tensor,
-        x: Tensor,
-        grad: Tensor,
-        needs: tuple[bool, bool],
-        *,
-        transpose: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        input_grad = weight_grad = None
-        if needs[0]:
-            input_grad = self.linear(plan, values, grad, None, transpose=not transpose)
-        if needs[1]:
-            left, right = (x, grad) if transpose else (grad, x)
-            weight_grad = self._sampled(plan, left, right)
-        return input_grad, weight_grad
 
     def conv(
         self,
@@ -170,7 +151,7 @@ class CSREngine(Engine):
         if needs[0]:
             input_grad = patches.fold(self.linear(plan, values, grad, None, transpose=True), x)
         if needs[1]:
-            weight_grad = self._sampled(plan, grad, patches.unfold(x))
+            weight_grad = self.sampled(plan, grad, patches.unfold(x))
         return input_grad, weight_grad
 
     def lookup(self, plan: Plan, values: Tensor, ids: Tensor) -> Tensor:

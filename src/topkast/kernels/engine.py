@@ -62,6 +62,12 @@ class Engine(ABC):
         """x·αᵀ + bias, or x·α + bias with `transpose`."""
 
     @abstractmethod
+    def sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
+        """(leftᵀ·right) at the updated positions, zero in the other slots: |B| numbers.
+
+        `left` is ``(tokens, num_rows)``, `right` is ``(tokens, num_columns)``.
+        """
+
     def linear_grads(
         self,
         plan: Plan,
@@ -74,9 +80,15 @@ class Engine(ABC):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Input gradient on A and weight gradient (|B| numbers), each only if `needs` asks for it.
 
-        The weight gradient is (gradᵀ·x), with `transpose` (xᵀ·grad), at the updated positions, and zero in
-        the other slots of B.
+        An engine that shares work between the two, as `native` does, has a version of its own.
         """
+        input_grad = weight_grad = None
+        if needs[0]:
+            input_grad = self.linear(plan, values, grad, None, transpose=not transpose)
+        if needs[1]:
+            left, right = (x, grad) if transpose else (grad, x)
+            weight_grad = self.sampled(plan, left, right)
+        return input_grad, weight_grad
 
     @abstractmethod
     def conv(

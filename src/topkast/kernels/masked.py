@@ -43,27 +43,8 @@ class MaskedEngine(Engine):
         weight = alpha(plan, values).view(plan.num_rows, plan.num_columns)
         return F.linear(x, weight.t() if transpose else weight, bias)
 
-    def _sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
-        """(leftᵀ·right) on B; left is (tokens, num_rows), right (tokens, num_columns)."""
+    def sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
         return _gather(plan, left.t() @ right)
-
-    def linear_grads(
-        self,
-        plan: Plan,
-        values: Tensor,
-        x: Tensor,
-        grad: Tensor,
-        needs: tuple[bool, bool],
-        *,
-        transpose: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        input_grad = weight_grad = None
-        if needs[0]:
-            input_grad = self.linear(plan, values, grad, None, transpose=not transpose)
-        if needs[1]:
-            left, right = (x, grad) if transpose else (grad, x)
-            weight_grad = self._sampled(plan, left, right)
-        return input_grad, weight_grad
 
     def conv(
         self,
