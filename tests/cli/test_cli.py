@@ -64,6 +64,13 @@ def test_bench_compares_every_engine_with_dense(capsys: pytest.CaptureFixture[st
     assert len(re.findall(r"\d+%/\d+% .*×", out)) == 4
 
 
+def test_the_conv_suite_times_every_layer_and_their_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--suite", "conv", "--batch", "1", "--repeats", "1"]) == 0
+    out = capsys.readouterr().out
+    assert len(re.findall(r"stride [12], .*×", out)) == 10
+    assert re.search(r"^sum of times( +\d+\.\d\d×){4}$", out, re.MULTILINE)
+
+
 def test_the_module_runs_as_a_program() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "topkast", "--help"], capture_output=True, text=True, check=True
