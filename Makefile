@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test test-slow lint format bench clean
+.PHONY: train test test-slow lint format bench sanitize clean
 .DEFAULT_GOAL := test
 
 train: $(VENV)/.installed
@@ -27,6 +27,15 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m topkast bench
+
+# The kernel tests on a compiled core with address and undefined-behaviour sanitizers, installed beside the other.
+SANITIZED := build/sanitize
+sanitize: $(VENV)/.dev
+	$(PIP_INSTALL) --no-deps --upgrade --target $(SANITIZED) \
+	    -C cmake.define.TOPKAST_SANITIZE=ON -C cmake.build-type=RelWithDebInfo .
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	    $(BIN)/python tests/sanitize.py $(SANITIZED)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
