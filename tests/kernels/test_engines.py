@@ -219,6 +219,52 @@ def test_autocast_computes_in_its_dtype_and_keeps_float32_gradients(engine: str)
     assert values.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("x", "values", "bias", "message"),
+    [
+        (
+            torch.float32,
+            torch.float64,
+            torch.float32,
+            r"input \(torch.float32 on cpu\) and the weight \(torch.float64",
+        ),
+        (
+            torch.float64,
+            torch.float32,
+            torch.float32,
+            r"input \(torch.float64 on cpu\) and the weight \(torch.float32",
+        ),
+        (
+            torch.float32,
+            torch.float32,
+            torch.float64,
+            r"input \(torch.float32 on cpu\) and the bias \(torch.float64",
+        ),
+        (torch.bfloat16, torch.float32, torch.float32, r"input \(torch.bfloat16 on cpu\) and the weight"),
+    ],
+)
+def test_operands_of_different_types_are_refused(
+    engine: str, x: torch.dtype, values: torch.dtype, bias: torch.dtype, message: str
+) -> None:
+    flat = Plan((5, 6), torch.tensor([0, 7]), torch.ones(2, dtype=torch.bool))
+    conv = Plan((5, 2, 3), torch.tensor([0, 7]), torch.ones(2, dtype=torch.bool))
+    v, b = torch.zeros(2, dtype=values), torch.zeros(5, dtype=bias)
+    with pytest.raises(ValueError, match=message):
+        ops.linear(ENGINES[engine], flat, v, torch.zeros(3, 6, dtype=x), b)
+    with pytest.raises(ValueError, match=message):
+        ops.conv(
+            ENGINES[engine], conv, v, torch.zeros(1, 2, 8, dtype=x), b, ConvGeometry((1,), (0,), (1,), 1)
+        )
+
+
+def test_an_input_on_another_device_is_refused(engine: str) -> None:
+    plan = Plan((5, 6), torch.tensor([0, 7]), torch.ones(2, dtype=torch.bool))
+    with pytest.raises(
+        ValueError, match=r"input \(torch.float32 on meta\) and the weight \(torch.float32 on cpu\)"
+    ):
+        ops.linear(ENGINES[engine], plan, torch.zeros(2), torch.zeros(3, 6, device="meta"))
+
+
 def test_wrong_input_shapes_are_named(engine: str) -> None:
     plan = Plan((5, 6), torch.tensor([0, 7]), torch.ones(2, dtype=torch.bool))
     values = torch.zeros(2)

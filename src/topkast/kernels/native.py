@@ -86,7 +86,8 @@ def _plan(plan: Plan, groups: int = 1) -> Any:
     The matrix of a convolution with groups has the columns of all groups; a row's elements are in its own.
     """
     assert _native is not None  # `check_engine` has seen to it
-    compiled: Any = plan.derived.get("native")
+    key = f"native, {groups} groups"
+    compiled: Any = plan.derived.get(key)
     if compiled is None:
         positions, active = _grouped_positions(plan, groups), plan.active.contiguous()
         compiled = _native.Plan(
@@ -100,7 +101,7 @@ def _plan(plan: Plan, groups: int = 1) -> Any:
             taps=math.prod(plan.shape[2:]),
             num_threads=torch.get_num_threads(),
         )
-        plan.derived["native"] = compiled
+        plan.derived[key] = compiled
     return compiled
 
 

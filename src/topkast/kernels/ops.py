@@ -18,10 +18,15 @@ from topkast.kernels.engine import ConvGeometry, Engine
 from topkast.kernels.plan import Plan
 
 
+def _is_autocast_on(device_type: str) -> bool:
+    """Whether autocast is on; some devices, such as meta, have none and would raise."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
 def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Engines get what they are given: casting is done before (`_autocast`), not inside their products."""
     device = x.device.type
-    if torch.is_autocast_enabled(device):
+    if _is_autocast_on(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
 
@@ -116,13 +121,23 @@ class _Embedding(torch.autograd.Function):
 def _autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """Casts to the autocast dtype where autocast is on, as torch does for its own linear and conv."""
     first = next(t for t in tensors if t is not None)
-    if not torch.is_autocast_enabled(first.device.type):
+    if not _is_autocast_on(first.device.type):
         return tensors
     dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(
         t if t is None or t.dtype == torch.float64 else t.to(dtype)  # torch leaves float64 alone too
         for t in tensors
     )
+
+
+def _check_operands(x: Tensor, values: Tensor, bias: Tensor | None) -> None:
+    """One dtype and one device, as torch demands of its own layers: engines take the input's for all."""
+    for name, other in (("weight", values), ("bias", bias)):
+        if other is not None and (other.dtype, other.device) != (x.dtype, x.device):
+            raise ValueError(
+                f"the input ({x.dtype} on {x.device}) and the {name} ({other.dtype} on {other.device}) "
+                "must have the same dtype and device; cast one of them, or use torch.autocast"
+            )
 
 
 def linear(
@@ -148,6 +163,7 @@ def linear(
     if x.ndim == 0 or x.shape[-1] != inputs:
         raise ValueError(f"the input's last dimension must be {inputs}, got input of shape {tuple(x.shape)}")
     x, values, bias = _autocast(x, values, bias)  # pyright: ignore[reportAssignmentType]
+    _check_operands(x, values, bias)
     y = _Linear.apply(x.reshape(-1, inputs), values, bias, engine, plan, transpose)
     return y.view(*x.shape[:-1], outputs)
 
@@ -169,6 +185,7 @@ def conv(
             f"got input of shape {tuple(x.shape)}"
         )
     x, values, bias = _autocast(x, values, bias)  # pyright: ignore[reportAssignmentType]
+    _check_operands(x, values, bias)
     batched = x if x.ndim == dims + 2 else x.unsqueeze(0)
     y = _Conv.apply(batched, values, bias, engine, plan, geometry)
     return y if x.ndim == dims + 2 else y.squeeze(0)

@@ -102,7 +102,7 @@ class Plan:
         self.explores = explores
         self.positions = indices.detach().to(torch.int64, copy=True)
         self.active = active.detach().clone()
-        # What engines make of this Plan, by engine name: built on first use, dropped with the Plan.
+        # What engines make of this Plan, by name: built on first use, dropped with the Plan.
         self.derived: dict[str, object] = {}
         self.active_slots = torch.nonzero(active).flatten()
 

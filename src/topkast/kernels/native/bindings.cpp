@@ -106,15 +106,22 @@ Conv checked_conv(const Plan& plan, const Sizes& n) {
   return g;
 }
 
+int64_t input_length(const Conv& g) {
+  return checked_product(checked_product(g.batch, g.channels), checked_product(g.height, g.width));
+}
+
+int64_t output_length(const Conv& g, const Plan& plan) {
+  return checked_product(checked_product(g.batch, plan.rows().num_rows), g.pixels());
+}
+
 template <typename T>
 void conv(const Plan& plan, const Sizes& sizes, Address values, int64_t num_values, Address x, int64_t x_length,
           Address bias, int64_t bias_length, Address y, int64_t y_length, int num_threads) {
   const Conv g = checked_conv(plan, sizes);
-  const int64_t rows = plan.rows().num_rows;
   kernels<T>().conv(plan.rows(), g, checked<const T>("values", values, num_values, plan.num_slots()),
-                    checked<const T>("x", x, x_length, g.batch * g.channels * g.height * g.width),
-                    bias ? checked<const T>("bias", bias, bias_length, rows) : nullptr,
-                    checked<T>("y", y, y_length, g.batch * rows * g.pixels()), checked_threads(num_threads));
+                    checked<const T>("x", x, x_length, input_length(g)),
+                    bias ? checked<const T>("bias", bias, bias_length, plan.rows().num_rows) : nullptr,
+                    checked<T>("y", y, y_length, output_length(g, plan)), checked_threads(num_threads));
 }
 
 template <typename T>
@@ -122,8 +129,8 @@ void conv_backward(const Plan& plan, const Sizes& sizes, Address values, int64_t
                    int64_t x_length, Address dy, int64_t dy_length, Address dx, int64_t dx_length, Address dvalues,
                    int64_t dvalues_length, int num_threads) {
   const Conv g = checked_conv(plan, sizes);
-  const int64_t inputs = g.batch * g.channels * g.height * g.width;
-  const T* out = checked<const T>("dy", dy, dy_length, g.batch * plan.rows().num_rows * g.pixels());
+  const int64_t inputs = input_length(g);
+  const T* out = checked<const T>("dy", dy, dy_length, output_length(g, plan));
   const int threads = checked_threads(num_threads);
   if (dx)
     kernels<T>().conv_input_grad(plan.columns(), g, checked<const T>("values", values, num_values, plan.num_slots()),
