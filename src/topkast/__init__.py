@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from topkast import nn
 from topkast.convert import Handle, densify, sparsify
+from topkast.kernels.memory import keep_freed_memory
 from topkast.methods import Method, Static, TopKAST
 
 __version__ = version("topkast")
@@ -18,6 +19,7 @@ __all__ = [
     "TopKAST",
     "__version__",
     "densify",
+    "keep_freed_memory",
     "nn",
     "sparsify",
 ]

@@ -55,7 +55,7 @@ def test_float32_equals_masked_across_tiles_blocks_and_panels(
                 v, b = values.to(dtype), bias.to(dtype)
                 y = engine.linear(plan, v, x.to(dtype), b, transpose=transpose)
                 grads = engine.linear_grads(
-                    plan, v, x.to(dtype), grad.to(dtype), (True, True), transpose=transpose
+                    plan, v, x.to(dtype), grad.to(dtype), (True, True, True), transpose=transpose
                 )
                 results.append((y, *grads))
             # Sums of at most `length` products of normal numbers, rounded in float32.
@@ -77,9 +77,8 @@ def test_results_are_the_same_to_the_last_bit_for_every_number_of_threads(
     for count in (1, 2, 3):
         torch.set_num_threads(count)
         y = ENGINES["native"].linear(plan, values, x, None, transpose=False)
-        results.append(
-            (y, *ENGINES["native"].linear_grads(plan, values, x, grad, (True, True), transpose=False))
-        )
+        grads = ENGINES["native"].linear_grads(plan, values, x, grad, (True, True, True), transpose=False)
+        results.append((y, *grads))
     for other in results[1:]:
         for first, second in zip(results[0], other, strict=True):
             assert torch.equal(first, second)
@@ -134,15 +133,17 @@ def test_geometries_that_would_read_outside_are_refused(place: int, wrong: int, 
 def test_each_gradient_is_computed_only_if_it_is_wanted() -> None:
     plan, values = random_plan(30, 40, 0.2)
     x, grad = torch.randn(9, 40), torch.randn(9, 30)
-    engine = ENGINES["native"]
-    both = engine.linear_grads(plan, values, x, grad, (True, True), transpose=False)
-    assert engine.linear_grads(plan, values, x, grad, (False, False), transpose=False) == (None, None)
-    only_x = engine.linear_grads(plan, values, x, grad, (True, False), transpose=False)
-    only_w = engine.linear_grads(plan, values, x, grad, (False, True), transpose=False)
-    assert only_x[1] is None
-    assert only_w[0] is None
-    assert torch.equal(only_x[0], both[0])
-    assert torch.equal(only_w[1], both[1])
+
+    def grads(*needs: bool) -> tuple[torch.Tensor | None, ...]:
+        return ENGINES["native"].linear_grads(plan, values, x, grad, needs, transpose=False)
+
+    every = grads(True, True, True)
+    assert grads(False, False, False) == (None, None, None)
+    for wanted in range(3):
+        one = grads(*(i == wanted for i in range(3)))
+        for i in range(3):
+            assert (one[i] is None) == (i != wanted)
+        assert torch.equal(one[wanted], every[wanted])
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), max_size=8), st.integers(0, 2**33), st.integers(0, 2**33))
@@ -226,7 +227,7 @@ for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-11)):
     plan = Plan((300, 200), positions, torch.rand(9000) < 0.5)
     values, x, grad = torch.randn(9000, dtype=dtype), torch.randn(150, 200, dtype=dtype), torch.randn(150, 300, dtype=dtype)
     for a, b in zip(*(
-        (e.linear(plan, values, x, None, transpose=False), *e.linear_grads(plan, values, x, grad, (True, True), transpose=False))
+        (e.linear(plan, values, x, None, transpose=False), *e.linear_grads(plan, values, x, grad, (True, True, True), transpose=False))
         for e in (ENGINES["native"], ENGINES["masked"])
     )):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)

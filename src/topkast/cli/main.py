@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from topkast.cli import bench, train
+from topkast.kernels.memory import keep_freed_memory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (train, bench):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
+    keep_freed_memory()
     try:
         options.run(options)
     except (ValueError, TypeError, OSError, ImportError) as error:

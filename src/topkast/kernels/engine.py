@@ -74,13 +74,13 @@ class Engine(ABC):
         values: Tensor,
         x: Tensor,
         grad: Tensor,
-        needs: tuple[bool, bool],
+        needs: tuple[bool, bool, bool],
         *,
         transpose: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Input gradient on A and weight gradient (|B| numbers), each only if `needs` asks for it.
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of input (on A), values (|B| numbers) and bias, each only if `needs` asks for it.
 
-        An engine that shares work between the two, as `native` does, has a version of its own.
+        An engine that shares work between them, as `native` does, has a version of its own.
         """
         input_grad = weight_grad = None
         if needs[0]:
@@ -88,7 +88,7 @@ class Engine(ABC):
         if needs[1]:
             left, right = (x, grad) if transpose else (grad, x)
             weight_grad = self.sampled(plan, left, right)
-        return input_grad, weight_grad
+        return input_grad, weight_grad, grad.sum(0) if needs[2] else None
 
     @abstractmethod
     def conv(

@@ -208,18 +208,20 @@ class NativeEngine(CSREngine):
         values: Tensor,
         x: Tensor,
         grad: Tensor,
-        needs: tuple[bool, bool],
+        needs: tuple[bool, bool, bool],
         *,
         transpose: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         dtype = x.dtype
         x, values, grad = _computed(x), _computed(values), _computed(grad)
-        input_grad, weight_grad = _empty_grads(plan, x, needs)
+        input_grad, weight_grad = _empty_grads(plan, x, needs[:2])
+        bias_grad = torch.empty(grad.shape[1], dtype=x.dtype) if needs[2] else None
         function = getattr(_native, f"backward_{_SUFFIX[x.dtype]}")
         inputs = (*_buffer(values), *_buffer(x), *_buffer(grad), x.shape[0])
-        threads = torch.get_num_threads()
-        function(_plan(plan), transpose, *inputs, *_buffer(input_grad), *_buffer(weight_grad), threads)
-        return _finished_grads(plan, input_grad, weight_grad, dtype)
+        outputs = (*_buffer(input_grad), *_buffer(weight_grad), *_buffer(bias_grad))
+        function(_plan(plan), transpose, *inputs, *outputs, torch.get_num_threads())
+        bias_grad = None if bias_grad is None else bias_grad.to(dtype)
+        return (*_finished_grads(plan, input_grad, weight_grad, dtype), bias_grad)
 
 
 def _empty_grads(plan: Plan, x: Tensor, needs: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:

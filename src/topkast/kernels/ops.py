@@ -51,13 +51,11 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, values = ctx.saved_tensors
-        needs_x, needs_values, needs_bias = ctx.needs_input_grad[:3]
         with _no_autocast(x):
-            grad_x, grad_values = ctx.engine.linear_grads(
-                ctx.plan, values, x, grad, (needs_x, needs_values), transpose=ctx.transpose
+            grads = ctx.engine.linear_grads(
+                ctx.plan, values, x, grad, ctx.needs_input_grad[:3], transpose=ctx.transpose
             )
-        grad_bias = grad.sum(0) if needs_bias else None
-        return grad_x, grad_values, grad_bias, None, None, None
+        return (*grads, None, None, None)
 
 
 class _Conv(torch.autograd.Function):

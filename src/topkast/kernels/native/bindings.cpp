@@ -12,6 +12,7 @@
 
 #include "kernels.hpp"
 #include "match.hpp"
+#include "pages.hpp"
 #include "plan.hpp"
 #include "select.hpp"
 
@@ -29,6 +30,14 @@ T* checked(const char* name, Address address, int64_t length, int64_t expected) 
                                 std::to_string(length));
   if (address == 0 && expected > 0) throw std::invalid_argument(std::string(name) + " has no memory");
   return reinterpret_cast<T*>(address);
+}
+
+// Memory that a kernel overwrites.
+template <typename T>
+T* output(const char* name, Address address, int64_t length, int64_t expected) {
+  T* memory = checked<T>(name, address, length, expected);
+  prefer_large_pages(memory, expected * static_cast<int64_t>(sizeof(T)));
+  return memory;
 }
 
 int checked_threads(int num_threads) {
@@ -65,13 +74,13 @@ void product(const Plan& plan, bool transpose, Address values, int64_t num_value
   kernels<T>().product(s, checked<const T>("values", values, num_values, plan.num_slots()),
                        checked<const T>("x", x, x_length, checked_product(tokens, s.num_columns)), tokens,
                        bias ? checked<const T>("bias", bias, bias_length, s.num_rows) : nullptr,
-                       checked<T>("y", y, y_length, checked_product(tokens, s.num_rows)), checked_threads(num_threads));
+                       output<T>("y", y, y_length, checked_product(tokens, s.num_rows)), checked_threads(num_threads));
 }
 
 template <typename T>
 void backward(const Plan& plan, bool transpose, Address values, int64_t num_values, Address x, int64_t x_length,
               Address dy, int64_t dy_length, int64_t tokens, Address dx, int64_t dx_length, Address dvalues,
-              int64_t dvalues_length, int num_threads) {
+              int64_t dvalues_length, Address dbias, int64_t dbias_length, int num_threads) {
   // The input gradient sweeps the other way than the forward product did.
   const Sweep& s = transpose ? plan.rows() : plan.columns();
   const int64_t inputs = checked_product(tokens, s.num_rows);
@@ -79,9 +88,9 @@ void backward(const Plan& plan, bool transpose, Address values, int64_t num_valu
       s, plan.samples(), !transpose, checked<const T>("values", values, num_values, plan.num_slots()),
       checked<const T>("x", x, x_length, inputs),
       checked<const T>("dy", dy, dy_length, checked_product(tokens, s.num_columns)), tokens,
-      dx ? checked<T>("dx", dx, dx_length, inputs) : nullptr,
+      dx ? output<T>("dx", dx, dx_length, inputs) : nullptr,
       dvalues ? checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements) : nullptr,
-      checked_threads(num_threads));
+      dbias ? checked<T>("dbias", dbias, dbias_length, s.num_columns) : nullptr, checked_threads(num_threads));
 }
 
 // The sizes of a convolution, in the order of Conv.
@@ -121,7 +130,7 @@ void conv(const Plan& plan, const Sizes& sizes, Address values, int64_t num_valu
   kernels<T>().conv(plan.rows(), g, checked<const T>("values", values, num_values, plan.num_slots()),
                     checked<const T>("x", x, x_length, input_length(g)),
                     bias ? checked<const T>("bias", bias, bias_length, plan.rows().num_rows) : nullptr,
-                    checked<T>("y", y, y_length, output_length(g, plan)), checked_threads(num_threads));
+                    output<T>("y", y, y_length, output_length(g, plan)), checked_threads(num_threads));
 }
 
 template <typename T>
@@ -134,7 +143,7 @@ void conv_backward(const Plan& plan, const Sizes& sizes, Address values, int64_t
   const int threads = checked_threads(num_threads);
   if (dx)
     kernels<T>().conv_input_grad(plan.columns(), g, checked<const T>("values", values, num_values, plan.num_slots()),
-                                 out, checked<T>("dx", dx, dx_length, inputs), threads);
+                                 out, output<T>("dx", dx, dx_length, inputs), threads);
   if (dvalues)
     kernels<T>().conv_weight_grad(plan.samples(), g, checked<const T>("x", x, x_length, inputs), out,
                                   checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements),

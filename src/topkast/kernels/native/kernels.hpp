@@ -17,11 +17,12 @@ struct Kernels {
   //   x: tokens x sweep.num_columns;  y: tokens x sweep.num_rows;  bias: sweep.num_rows or null.
   void (*product)(const Sweep& sweep, const T* values, const T* x, int64_t tokens, const T* bias, T* y,
                   int num_threads);
-  // The backward pass of the product, for y = x A^T (`rows_are_outputs`) or y = x A; packs dy once for both results.
+  // The backward pass of the product, for y = x A^T (`rows_are_outputs`) or y = x A; packs dy once for all results.
   //   dx[t, r] = sum over elements (r, c) of sweep of values[slot] * dy[t, c]: tokens x sweep.num_rows, or null.
   //   dvalues[e] = (dy^T x, or x^T dy) at element e of samples: samples.num_elements, or null.
+  //   dbias[c] = sum over t of dy[t, c]: sweep.num_columns, or null.
   void (*backward)(const Sweep& sweep, const Samples& samples, bool rows_are_outputs, const T* values, const T* x,
-                   const T* dy, int64_t tokens, T* dx, T* dvalues, int num_threads);
+                   const T* dy, int64_t tokens, T* dx, T* dvalues, T* dbias, int num_threads);
   // y[b, r, pixel] = bias[r] + sum over elements (r, c) of values[slot] * patch[c, pixel].
   void (*conv)(const Sweep& sweep, const Conv& geometry, const T* values, const T* x, const T* bias, T* y,
                int num_threads);
