@@ -264,3 +264,49 @@ def test_a_missing_compiled_core_is_said_and_not_swallowed(monkeypatch: pytest.M
 def test_native_is_for_the_cpu() -> None:
     engine, reason = choose_engine("native", "linear", None, 10, 1000, "cuda")
     assert (engine.name, reason) == ("masked", "native runs on the CPU")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("explores", [True, False])
+@pytest.mark.usefixtures("threads")
+def test_lookups_equal_masked_for_every_number_of_threads(dtype: torch.dtype, explores: bool) -> None:
+    positions = torch.randperm(90 * 40)[:700].sort().values
+    plan = Plan((90, 40), positions, torch.rand(700) < 0.5, explores=explores)
+    values, ids = torch.randn(700, dtype=dtype), torch.randint(90, (500,))
+    grad = torch.randn(500, 40, dtype=dtype)
+    exact = ENGINES["masked"]
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        engine = ENGINES["native"]
+        results.append((engine.lookup(plan, values, ids), engine.lookup_grad(plan, ids, grad)))
+    assert torch.equal(results[0][0], exact.lookup(plan, values, ids))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-4
+    expected = exact.lookup_grad(plan, ids, grad.double())
+    rounded = expected if dtype == torch.float64 else expected.to(dtype).double()
+    error = (results[0][1].double() - rounded).abs().max()
+    assert error <= (tolerance if dtype != torch.bfloat16 else 0.07)
+    for other in results[1:]:
+        assert torch.equal(other[0], results[0][0])
+        assert torch.equal(other[1], results[0][1])
+
+
+def test_rows_outside_the_table_are_refused() -> None:
+    """Straight at the compiled core, past the checks in Python."""
+    plan = Plan((5, 4), torch.tensor([3, 7]), torch.ones(2, dtype=torch.bool))
+    table, values, out = native._table(plan), torch.zeros(2), torch.zeros(1, 4)
+    for row in (-1, 5, 2**62):
+        ids = torch.tensor([row])
+        with pytest.raises(ValueError, match=rf"ids must lie in \[0, 5\), got {row}"):
+            _native.lookup_float(table, values.data_ptr(), 2, ids.data_ptr(), 1, out.data_ptr(), 4, 1)
+        with pytest.raises(ValueError, match=rf"ids must lie in \[0, 5\), got {row}"):
+            _native.lookup_grad_float(table, ids.data_ptr(), 1, out.data_ptr(), 4, values.data_ptr(), 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"), [([3, 20], "must lie in"), ([7, 3], "strictly increasing")]
+)
+def test_tables_refuse_bad_positions(positions: list[int], message: str) -> None:
+    indices, active = torch.tensor(positions), torch.ones(2, dtype=torch.bool)
+    with pytest.raises(ValueError, match=message):
+        _native.Table(5, 4, indices.data_ptr(), active.data_ptr(), 2, True)

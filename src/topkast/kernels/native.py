@@ -105,6 +105,18 @@ def _plan(plan: Plan, groups: int = 1) -> Any:
     return compiled
 
 
+def _table(plan: Plan) -> Any:
+    """The compiled Table of a Plan, for embeddings; built on first use."""
+    assert _native is not None  # `check_engine` has seen to it
+    compiled: Any = plan.derived.get("native table")
+    if compiled is None:
+        positions, active = plan.positions.contiguous(), plan.active.contiguous()
+        buffers = (positions.data_ptr(), active.data_ptr(), plan.num_slots)
+        compiled = _native.Table(plan.num_rows, plan.num_columns, *buffers, plan.explores)
+        plan.derived["native table"] = compiled
+    return compiled
+
+
 def _grouped_positions(plan: Plan, groups: int) -> Tensor:
     if groups == 1:
         return plan.positions.contiguous()
@@ -137,7 +149,7 @@ def _sizes(plan: Plan, x: Tensor, geometry: ConvGeometry) -> tuple[int, ...]:
 
 
 class NativeEngine(CSREngine):
-    """Linear layers and convolutions by our kernels; embedding lookups are those of `csr`."""
+    """Linear layers, convolutions and embedding lookups by our own kernels."""
 
     name = "native"
 
@@ -222,6 +234,22 @@ class NativeEngine(CSREngine):
         function(_plan(plan), transpose, *inputs, *outputs, torch.get_num_threads())
         bias_grad = None if bias_grad is None else bias_grad.to(dtype)
         return (*_finished_grads(plan, input_grad, weight_grad, dtype), bias_grad)
+
+    def lookup(self, plan: Plan, values: Tensor, ids: Tensor) -> Tensor:
+        numbers, ids = _computed(values), ids.contiguous()
+        rows = torch.empty(ids.numel(), plan.num_columns, dtype=numbers.dtype)
+        function = getattr(_native, f"lookup_{_SUFFIX[numbers.dtype]}")
+        buffers = (*_buffer(numbers), *_buffer(ids), *_buffer(rows))
+        function(_table(plan), *buffers, torch.get_num_threads())
+        return rows.to(values.dtype)
+
+    def lookup_grad(self, plan: Plan, ids: Tensor, grad: Tensor) -> Tensor:
+        numbers, ids = _computed(grad), ids.contiguous()
+        values_grad = torch.empty(plan.num_slots, dtype=numbers.dtype)
+        function = getattr(_native, f"lookup_grad_{_SUFFIX[numbers.dtype]}")
+        buffers = (*_buffer(ids), *_buffer(numbers), *_buffer(values_grad))
+        function(_table(plan), *buffers, torch.get_num_threads())
+        return values_grad.to(grad.dtype)
 
 
 def _empty_grads(plan: Plan, x: Tensor, needs: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:

@@ -15,6 +15,7 @@
 #include "pages.hpp"
 #include "plan.hpp"
 #include "select.hpp"
+#include "table.hpp"
 
 namespace nb = nanobind;
 using namespace topkast;
@@ -158,6 +159,39 @@ void select(Address x, int64_t n, int64_t k, Address out, int64_t out_length, in
            checked_threads(num_threads));
 }
 
+// Python takes ownership.
+Table* make_table(int64_t num_rows, int64_t num_columns, Address positions, Address active, int64_t num_slots,
+                  bool explores) {
+  if (num_slots < 0) throw std::invalid_argument("|B| must not be negative");
+  return new Table(num_rows, num_columns, checked<const int64_t>("indices", positions, num_slots, num_slots),
+                   checked<const uint8_t>("active", active, num_slots, num_slots), num_slots, explores);
+}
+
+const int64_t* checked_ids(const Table& table, Address ids, int64_t tokens) {
+  const int64_t* rows = checked<const int64_t>("ids", ids, tokens, tokens);
+  for (int64_t t = 0; t < tokens; ++t)
+    if (rows[t] < 0 || rows[t] >= table.num_rows())
+      throw std::invalid_argument("ids must lie in [0, " + std::to_string(table.num_rows()) + "), got " +
+                                  std::to_string(rows[t]));
+  return rows;
+}
+
+template <typename T>
+void lookup(const Table& table, Address values, int64_t num_values, Address ids, int64_t tokens, Address out,
+            int64_t out_length, int num_threads) {
+  table.lookup(checked<const T>("values", values, num_values, table.num_slots()), checked_ids(table, ids, tokens),
+               tokens, output<T>("out", out, out_length, checked_product(tokens, table.num_columns())),
+               checked_threads(num_threads));
+}
+
+template <typename T>
+void lookup_grad(const Table& table, Address ids, int64_t tokens, Address grad, int64_t grad_length, Address dvalues,
+                 int64_t dvalues_length, int num_threads) {
+  table.lookup_grad(checked_ids(table, ids, tokens), tokens,
+                    checked<const T>("grad", grad, grad_length, checked_product(tokens, table.num_columns())),
+                    checked<T>("dvalues", dvalues, dvalues_length, table.num_slots()), checked_threads(num_threads));
+}
+
 std::pair<int64_t, int64_t> match_positions(Address before, int64_t num_before, Address after, int64_t num_after,
                                             Address source, int64_t source_length, Address entering,
                                             int64_t entering_length, Address leaving, int64_t leaving_length) {
@@ -180,6 +214,13 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_slots", &Plan::num_slots)
       .def_prop_ro("num_samples", [](const Plan& p) { return p.samples().num_elements; })
       .def_prop_ro("num_bytes", &Plan::num_bytes);
+  nb::class_<Table>(m, "Table")
+      .def(nb::new_(&make_table), nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("num_bytes", &Table::num_bytes);
+  m.def("lookup_float", &lookup<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("lookup_double", &lookup<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("lookup_grad_float", &lookup_grad<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("lookup_grad_double", &lookup_grad<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("product_float", &product<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("product_double", &product<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("backward_float", &backward<float>, nb::call_guard<nb::gil_scoped_release>());

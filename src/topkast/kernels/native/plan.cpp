@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "positions.hpp"
+
 namespace topkast {
 namespace {
 
@@ -182,36 +184,10 @@ Samples make_samples(const std::vector<Element>& elements, int64_t num_rows, int
 template <typename Index>
 std::vector<Element> read_elements(int64_t num_rows, int64_t num_columns, const Index* positions,
                                    int64_t num_slots) {
-  if (num_rows < 0 || num_columns < 0) throw std::invalid_argument("the weight's shape must not be negative");
-  const int64_t limit = std::numeric_limits<int32_t>::max();
-  if (num_rows > limit || num_columns > limit)
-    throw std::invalid_argument("rows and columns must each be below 2^31");
-  if (num_slots > limit) throw std::invalid_argument("|B| must be below 2^31");
-  // num_rows * num_columns < 2^62: no overflow.
-  const int64_t numel = num_rows * num_columns;
   std::vector<Element> elements(static_cast<size_t>(num_slots));
-  int64_t previous = -1, row = 0, row_end = num_columns;
-  for (int64_t slot = 0; slot < num_slots; ++slot) {
-    const int64_t position = static_cast<int64_t>(positions[slot]);
-    if (position < 0 || position >= numel)
-      throw std::invalid_argument("indices must lie in [0, " + std::to_string(numel) + "), got " +
-                                  std::to_string(position));
-    if (position <= previous)
-      throw std::invalid_argument("indices must be strictly increasing, got " + std::to_string(previous) + ", " +
-                                  std::to_string(position) + " at slot " + std::to_string(slot - 1));
-    previous = position;
-    if (position >= row_end) {
-      // Rows follow each other closely; a division is needed only across many empty ones.
-      if (position < row_end + num_columns) {
-        ++row;
-      } else {
-        row = position / num_columns;
-      }
-      row_end = (row + 1) * num_columns;
-    }
-    elements[slot] = {static_cast<int32_t>(row), static_cast<int32_t>(position - (row_end - num_columns)),
-                      static_cast<uint32_t>(slot)};
-  }
+  for_each_position(num_rows, num_columns, positions, num_slots, [&](int32_t row, int32_t column, int64_t slot) {
+    elements[slot] = {row, column, static_cast<uint32_t>(slot)};
+  });
   return elements;
 }
 
