@@ -240,9 +240,9 @@ def test_densify_leaves_the_sparse_model_alone_and_gives_plain_layers() -> None:
     sparse = topkast.sparsify(model, METHOD)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     dense = topkast.densify(model)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     x = torch.randn(2, 3, 5, 5)
     torch.testing.assert_close(dense(x), model(x))
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert {type(m).__module__.split(".")[0] for m in dense.modules()} <= {"torch", "test_sparsify"}
     assert dense.state_dict().keys() == original.keys()
     dense.load_state_dict(original)  # plain again: nothing of ours checks it

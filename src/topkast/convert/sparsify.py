@@ -17,7 +17,7 @@ from topkast.core.reservoir import DenseTheta
 from topkast.core.select import derive_key, generator_for
 from topkast.core.sets import Counts
 from topkast.core.weight import SparseWeight
-from topkast.kernels.engines import check_engine, choose_engine
+from topkast.kernels.engines import check_engine, why_not
 from topkast.methods.base import Method
 from topkast.nn.base import SparseLayer
 
@@ -53,7 +53,8 @@ def sparsify(
             model's parameters, biases, norms and skipped layers included; the sparse layers make up for
             those, so that an 80 % model has exactly 20 % of its parameters.
         reservoir: How C is kept. "stored" keeps it as given.
-        engine: "auto", "native" (our kernels, CPU), "csr" (torch.sparse) or "masked" (any device).
+        engine: "native" (our kernels, CPU), "csr" (torch.sparse), "masked" (dense kernels, any device), or
+            "auto": for each layer the one that is the fastest in the first training pass.
         seed: For random choices (`Static`, random exploration). By default drawn from torch's generator,
             so that `torch.manual_seed` fixes it.
 
@@ -198,12 +199,12 @@ def _choose_engine(
     for member in group.members:
         layer = replacements[id(member.layer)]
         assert isinstance(layer, SparseLayer)
-        size = (weight.counts.backward, weight.numel())
-        chosen, reason = choose_engine(wanted, layer.kind, layer.geometry, *size, weight.device.type)
-        weight.engine = chosen.name
+        reason = why_not(wanted, layer.kind, layer.geometry, weight.device.type)
         if reason is not None:
-            fallbacks[member.name] = f"{chosen.name}: {reason}"
+            weight.engine = "masked"
+            fallbacks[member.name] = f"masked: {reason}"
             return
+    weight.engine = wanted
 
 
 def _swap(model: nn.Module, findings: Findings, replacements: dict[int, nn.Module]) -> None:

@@ -102,7 +102,7 @@ def _row(name: str, layer: SparseLayer, owner: Mapping[int, str]) -> tuple[str, 
     shape = "×".join(str(size) for size in weight.shape)
     if owner[id(weight)] != name:
         tied = f"= {owner[id(weight)]}"
-        return (name, layer.label, shape, tied, "", "", "", weight.engine)
+        return (name, layer.label, shape, tied, "", "", "", weight.describe_engine())
     stats = layer_stats(weight)
     return (
         name,
@@ -112,7 +112,7 @@ def _row(name: str, layer: SparseLayer, owner: Mapping[int, str]) -> tuple[str, 
         _percent(stats.forward_density),
         f"{stats.backward:,}",
         _percent(stats.backward_density),
-        weight.engine,
+        weight.describe_engine(),
     )
 
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from topkast.kernels.auto import NAMES, NUM_SIZES
 from topkast.kernels.plan import check_positions
 
 if TYPE_CHECKING:
     from topkast.core.weight import SparseWeight
 
 # The state of a weight, as its Parameter and buffers are named.
-STATE = ("values", "indices", "active", "dims", "step", "changed", "key")
+STATE = ("values", "indices", "active", "dims", "step", "changed", "key", "choices")
 _SPARSITY_HINT = "sparsify with the sparsity the state was saved with"
 
 
@@ -75,6 +76,19 @@ def _check_shapes(weight: SparseWeight, found: Mapping[str, Tensor], where: str)
     for name in ("step", "changed", "key"):
         if found[name].ndim != 0 or found[name].dtype != torch.int64:
             raise ValueError(f"{where}: {name} must be one int64 number")
+    _check_choices(found["choices"], where)
+
+
+def _check_choices(choices: Tensor, where: str) -> None:
+    if tuple(choices.shape) != (NUM_SIZES,) or choices.dtype != torch.int8:
+        raise ValueError(
+            f"{where}: choices must be {NUM_SIZES} int8 numbers, got {tuple(choices.shape)} {choices.dtype}"
+        )
+    low, high = int(choices.min()), int(choices.max())
+    if low < 0 or high >= len(NAMES):
+        raise ValueError(
+            f"{where}: choices must name engines, 0 to {len(NAMES) - 1}, got {low if low < 0 else high}"
+        )
 
 
 def _check_reservoir(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str, where: str) -> None:

@@ -15,6 +15,7 @@ from topkast.core.loading import check_state
 from topkast.core.reservoir import Reservoir, Theta
 from topkast.core.sets import Counts, Sets
 from topkast.kernels import ops
+from topkast.kernels.auto import NUM_SIZES, Auto
 from topkast.kernels.engine import Engine
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.plan import Plan, index_dtype
@@ -34,6 +35,7 @@ class SparseWeight(nn.Module):
         step: Optimizer steps taken, so that the schedule survives a restart.
         changed: How many elements entered or left A at the last refresh.
         key: Where this weight's random choices come from.
+        choices: What engine "auto" has decided, by size of input; see `kernels.auto`.
         reservoir: What is known of C.
         name: Qualified name of the layer, for messages.
         engine: Name of the engine that computes the products.
@@ -47,6 +49,7 @@ class SparseWeight(nn.Module):
     step: Tensor
     changed: Tensor
     key: Tensor
+    choices: Tensor
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class SparseWeight(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("changed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("key", torch.tensor(key, dtype=torch.int64, device=device))
+        self.register_buffer("choices", torch.zeros(NUM_SIZES, dtype=torch.int8, device="cpu"))
         self.reservoir = reservoir
         self._forget()
 
@@ -142,10 +146,16 @@ class SparseWeight(nn.Module):
         except ValueError as error:
             raise ValueError(f"layer {self.name!r}: {error}") from None
 
-    def engine_impl(self) -> Engine:
-        """The engine to compute with: `engine`, unless the weight has been moved to where that cannot run."""
+    def engine_impl(self) -> Engine | Auto:
+        """What to compute with: `engine`, unless the weight has been moved to where that cannot run."""
+        if self.engine == "auto":
+            return Auto(self.choices)
         is_lost = self.engine == "native" and self.device.type != "cpu"
         return ENGINES["masked" if is_lost else self.engine]
+
+    def describe_engine(self) -> str:
+        """For tables: `engine`, and what "auto" has decided."""
+        return Auto(self.choices).describe() if self.engine == "auto" else self.engine
 
     # ---- dense views, for inspection of small layers -------------------------------------------
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from topkast.kernels.auto import Auto
 from topkast.kernels.engine import ConvGeometry, Engine
 from topkast.kernels.plan import Plan
 
@@ -139,7 +140,7 @@ def _check_operands(x: Tensor, values: Tensor, bias: Tensor | None) -> None:
 
 
 def linear(
-    engine: Engine,
+    engine: Engine | Auto,
     plan: Plan,
     values: Tensor,
     x: Tensor,
@@ -162,12 +163,15 @@ def linear(
         raise ValueError(f"the input's last dimension must be {inputs}, got input of shape {tuple(x.shape)}")
     x, values, bias = _autocast(x, values, bias)  # pyright: ignore[reportAssignmentType]
     _check_operands(x, values, bias)
-    y = _Linear.apply(x.reshape(-1, inputs), values, bias, engine, plan, transpose)
+    rows = x.reshape(-1, inputs)
+    if isinstance(engine, Auto):
+        engine = engine.pick(plan, values, rows, transpose=transpose)
+    y = _Linear.apply(rows, values, bias, engine, plan, transpose)
     return y.view(*x.shape[:-1], outputs)
 
 
 def conv(
-    engine: Engine,
+    engine: Engine | Auto,
     plan: Plan,
     values: Tensor,
     x: Tensor,
@@ -185,12 +189,14 @@ def conv(
     x, values, bias = _autocast(x, values, bias)  # pyright: ignore[reportAssignmentType]
     _check_operands(x, values, bias)
     batched = x if x.ndim == dims + 2 else x.unsqueeze(0)
+    if isinstance(engine, Auto):
+        engine = engine.pick(plan, values, batched, geometry=geometry)
     y = _Conv.apply(batched, values, bias, engine, plan, geometry)
     return y if x.ndim == dims + 2 else y.squeeze(0)
 
 
 def embedding(
-    engine: Engine,
+    engine: Engine | Auto,
     plan: Plan,
     values: Tensor,
     ids: Tensor,
@@ -211,5 +217,7 @@ def embedding(
             f"embedding ids must lie in [0, {plan.num_rows}), "
             f"got values from {int(flat.min())} to {int(flat.max())}"
         )
+    if isinstance(engine, Auto):
+        engine = engine.pick_lookup(plan)
     y = _Embedding.apply(values, flat, engine, plan, padding_idx, scale_by_frequency)
     return y.view(*ids.shape, plan.num_columns)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from topkast.core.loading import check_states
 from topkast.core.weight import SparseWeight
+from topkast.kernels.auto import Auto
 from topkast.kernels.engine import ConvGeometry, Engine
 
 
@@ -40,7 +41,7 @@ class SparseLayer(nn.Module):
         return None
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Engine | Auto:
         """The engine that computes this layer's products."""
         return self.weight.engine_impl()
 

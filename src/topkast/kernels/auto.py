@@ -1,0 +1,197 @@
+"""Engine `auto`: for each layer and size of input the engine that was measured to be the fastest.
+
+It is decided in the first training pass with an input larger than all before, by timing forward and backward
+pass of every engine on that very input, and it is remembered in a buffer of the weight: a checkpoint carries
+it, and a resumed run computes with the same engines to the last bit. Smaller inputs use what was decided
+for the next larger size, so that the last, short batch of an epoch decides nothing anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from topkast.kernels.engine import ConvGeometry, Engine
+from topkast.kernels.engines import ENGINES
+from topkast.kernels.plan import Plan
+
+# What the numbers in `choices` stand for. Part of every checkpoint: names are only ever added at the end.
+NAMES = ("undecided", "masked", "csr", "native")
+# Inputs are told apart by the number of bits in their number of elements.
+NUM_SIZES = 64
+
+# `masked` makes a dense weight. Above this it is not even tried: being sparse is then what the user came for.
+_DENSE_LIMIT = 2**24
+# Timed passes, after one to warm up and one to sort out the hopeless; the shortest counts.
+_PASSES = 3
+# An engine whose first timed pass takes this many times the best is out at once.
+_HOPELESS = 3.0
+# `native` is preferred if it is this close to the best: it needs the least memory.
+_MARGIN = 1.05
+# Before anything was measured: where `native` wins on two cores with AVX2.
+_RULE_NUMEL = 128 * 128
+_RULE_DENSITY = 0.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that the speed of a layer depends on. Equal layers are measured once per process."""
+
+    shape: tuple[int, ...]
+    num_active: int
+    num_updated: int
+    geometry: ConvGeometry | None
+    transpose: bool
+    size: int
+    dtype: torch.dtype
+    num_threads: int
+
+
+_measured: dict[Case, str] = {}
+
+
+def forget_measurements() -> None:
+    """Lets this process measure again; what weights have in `choices` stays."""
+    _measured.clear()
+
+
+class Auto:
+    """Picks an engine for each call.
+
+    Args:
+        choices: ``(NUM_SIZES,)`` int8, the weight's buffer: for each size of input an index into `NAMES`.
+    """
+
+    def __init__(self, choices: Tensor) -> None:
+        self.choices = choices
+
+    def pick(
+        self,
+        plan: Plan,
+        values: Tensor,
+        x: Tensor,
+        *,
+        geometry: ConvGeometry | None = None,
+        transpose: bool = False,
+    ) -> Engine:
+        """The engine for a product of a layer with x: that of a convolution if there is a geometry."""
+        usable = usable_engines("linear" if geometry is None else "conv", geometry, x.device)
+        if "native" not in usable and x.device.type != "cpu":
+            return ENGINES["masked"]  # without asking the device for `choices`
+        table = self.choices.tolist()
+        size = min(x.numel().bit_length(), NUM_SIZES - 1)
+        name = next((NAMES[code] for code in table[size:] if code), None)
+        if name is None and _may_measure(values, x):
+            name = _winner(usable, plan, values.detach(), x.detach(), geometry, transpose, size)
+            with torch.no_grad():
+                self.choices[size] = NAMES.index(name)
+        if name is None:
+            name = next((NAMES[code] for code in reversed(table) if code), None)
+        return ENGINES[name] if name in usable else _by_rule(usable, plan)
+
+    def pick_lookup(self, plan: Plan) -> Engine:
+        """The engine for an embedding: one that touches the rows that are looked up and no others."""
+        return ENGINES["native" if "native" in usable_engines("embedding", None, plan.device) else "csr"]
+
+    def describe(self) -> str:
+        """For tables: what was decided for the largest input so far."""
+        name = next((NAMES[code] for code in reversed(self.choices.tolist()) if code), None)
+        return "auto" if name is None else f"auto: {name}"
+
+
+def usable_engines(kind: str, geometry: ConvGeometry | None, device: torch.device) -> list[str]:
+    """Names of the engines that can do such a layer here, the preferred first."""
+    return [
+        name
+        for name in ("native", "masked", "csr")
+        if ENGINES[name].unavailable() is None and ENGINES[name].refusal(kind, geometry, device.type) is None
+    ]
+
+
+def _may_measure(values: Tensor, x: Tensor) -> bool:
+    """Only while training, on the CPU, and on real numbers."""
+    return (
+        torch.is_grad_enabled()
+        and values.requires_grad
+        and x.device.type == "cpu"
+        and x.numel() > 0
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _by_rule(usable: list[str], plan: Plan) -> Engine:
+    is_worth_it = plan.numel >= _RULE_NUMEL and plan.num_slots <= _RULE_DENSITY * plan.numel
+    if "native" in usable and (is_worth_it or plan.numel > _DENSE_LIMIT):
+        return ENGINES["native"]
+    return ENGINES["masked"]
+
+
+def _winner(
+    usable: list[str],
+    plan: Plan,
+    values: Tensor,
+    x: Tensor,
+    geometry: ConvGeometry | None,
+    transpose: bool,
+    size: int,
+) -> str:
+    case = Case(
+        plan.shape,
+        plan.active_slots.numel(),
+        plan.updated_positions.numel(),
+        geometry,
+        transpose,
+        size,
+        x.dtype,
+        torch.get_num_threads(),
+    )
+    if case not in _measured:
+        candidates = [n for n in usable if n != "masked" or plan.numel <= _DENSE_LIMIT]
+        passes = {n: _training_pass(ENGINES[n], plan, values, x, geometry, transpose) for n in candidates}
+        _measured[case] = fastest(passes)
+    return _measured[case]
+
+
+def _training_pass(
+    engine: Engine, plan: Plan, values: Tensor, x: Tensor, geometry: ConvGeometry | None, transpose: bool
+) -> Callable[[], None]:
+    """Forward and backward pass of one layer; the output serves as its own gradient."""
+
+    def linear() -> None:
+        y = engine.linear(plan, values, x, None, transpose=transpose)
+        engine.linear_grads(plan, values, x, y, (True, True, False), transpose=transpose)
+
+    def conv() -> None:
+        assert geometry is not None
+        y = engine.conv(plan, values, x, None, geometry)
+        engine.conv_grads(plan, values, x, y, geometry, (True, True))
+
+    return linear if geometry is None else conv
+
+
+def fastest(passes: dict[str, Callable[[], None]], clock: Callable[[], float] = time.perf_counter) -> str:
+    """The name of the pass that takes the least time; the first of them where it is as good as the best."""
+
+    def timed(name: str) -> float:
+        started = clock()
+        passes[name]()
+        return clock() - started
+
+    with torch.no_grad():
+        for warm_up in passes.values():
+            warm_up()
+        first = {name: timed(name) for name in passes}
+        remaining = [name for name in passes if first[name] <= _HOPELESS * min(first.values())]
+        if len(remaining) == 1:
+            return remaining[0]
+        best = dict.fromkeys(remaining, float("inf"))
+        for _ in range(_PASSES):
+            for name in remaining:
+                best[name] = min(best[name], timed(name))
+    preferred = remaining[0]
+    return preferred if best[preferred] <= _MARGIN * min(best.values()) else min(best, key=best.__getitem__)
