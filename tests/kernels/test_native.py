@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import topkast
 from topkast.kernels import native
+from topkast.kernels.auto import usable_engines
 from topkast.kernels.engine import ConvGeometry
-from topkast.kernels.engines import ENGINES, check_engine, choose_engine
+from topkast.kernels.engines import ENGINES, check_engine, why_not
 from topkast.kernels.plan import Plan
 
 _native = pytest.importorskip("topkast.kernels._native", reason="the compiled core is not built")
@@ -257,13 +258,14 @@ def test_a_missing_compiled_core_is_said_and_not_swallowed(monkeypatch: pytest.M
         RuntimeWarning, match="engine 'auto' does without 'native': the compiled core is missing"
     ):
         check_engine("auto")
-    assert choose_engine("auto", "linear", None, 1000, 10**6, "cpu")[0].name == "masked"
+    assert usable_engines("linear", None, torch.device("cpu")) == ["masked", "csr"]
     assert topkast.core.select.top_k(torch.tensor([1.0, -3.0, 2.0]), 1).tolist() == [1]
 
 
 def test_native_is_for_the_cpu() -> None:
-    engine, reason = choose_engine("native", "linear", None, 10, 1000, "cuda")
-    assert (engine.name, reason) == ("masked", "native runs on the CPU")
+    assert why_not("native", "linear", None, "cuda") == "native runs on the CPU"
+    assert why_not("auto", "linear", None, "cuda") is None
+    assert usable_engines("linear", None, torch.device("cuda")) == ["masked", "csr"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
