@@ -108,8 +108,8 @@ class CSREngine(Engine):
         self, plan: Plan, values: Tensor, x: Tensor, bias: Tensor | None, *, transpose: bool
     ) -> Tensor:
         pattern = plan.forward_columns if transpose else plan.forward_rows
-        y = _spmm(pattern, values, x).to(x.dtype)
-        return y.contiguous() if bias is None else y + bias
+        y = _spmm(pattern, values, x).to(x.dtype).contiguous()
+        return y if bias is None else y + bias
 
     def sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
         pattern = plan.backward_rows
@@ -130,10 +130,8 @@ class CSREngine(Engine):
     ) -> Tensor:
         patches = _Patches.of(plan, geometry)
         y = self.linear(plan, values, patches.unfold(x), bias, transpose=False)
-        y = y.view(x.shape[0], -1, plan.num_rows).transpose(1, 2)
-        return y.reshape(
-            x.shape[0], plan.num_rows, *output_space(tuple(x.shape[2:]), plan.shape[2:], geometry)
-        )
+        y = y.view(x.shape[0], -1, plan.num_rows).transpose(1, 2).contiguous()
+        return y.view(x.shape[0], plan.num_rows, *output_space(tuple(x.shape[2:]), plan.shape[2:], geometry))
 
     def conv_grads(
         self,

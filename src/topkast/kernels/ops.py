@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from topkast.kernels.auto import Auto
 from topkast.kernels.engine import ConvGeometry, Engine
+from topkast.kernels.library import token_grad
 from topkast.kernels.plan import Plan
 
 
@@ -97,23 +98,19 @@ class _Embedding(torch.autograd.Function):
         ids: Tensor,
         engine: Engine,
         plan: Plan,
-        padding_idx: int | None,
+        padding_idx: int,
         scale_by_frequency: bool,
     ) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.engine, ctx.plan = engine, plan
-        ctx.padding_idx, ctx.scale_by_frequency = padding_idx, scale_by_frequency
+        ctx.rules = (padding_idx, scale_by_frequency)
         return engine.lookup(plan, values, ids)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (ids,) = ctx.saved_tensors
-        if ctx.scale_by_frequency:
-            counts = torch.bincount(ids, minlength=ctx.plan.num_rows)
-            grad = grad / counts.index_select(0, ids).unsqueeze(1)
-        if ctx.padding_idx is not None:
-            grad = grad.masked_fill((ids == ctx.padding_idx).unsqueeze(1), 0.0)
+        grad = token_grad(ctx.plan, ids, grad, *ctx.rules)
         return ctx.engine.lookup_grad(ctx.plan, ids, grad), None, None, None, None, None
 
 
@@ -158,7 +155,7 @@ def linear(
         ``(*, outputs)``.
     """
     inputs = plan.num_rows if transpose else plan.num_columns
-    outputs = plan.num_columns if transpose else plan.num_rows
+    outputs = plan.num_outputs(transpose=transpose)
     if x.ndim == 0 or x.shape[-1] != inputs:
         raise ValueError(f"the input's last dimension must be {inputs}, got input of shape {tuple(x.shape)}")
     x, values, bias = _autocast(x, values, bias)  # pyright: ignore[reportAssignmentType]
@@ -166,7 +163,10 @@ def linear(
     rows = x.reshape(-1, inputs)
     if isinstance(engine, Auto):
         engine = engine.pick(plan, values, rows, transpose=transpose)
-    y = _Linear.apply(rows, values, bias, engine, plan, transpose)
+    if torch.compiler.is_compiling():
+        y = torch.ops.topkast.linear(rows, values, bias, plan.handle, engine.name, transpose)
+    else:
+        y = _Linear.apply(rows, values, bias, engine, plan, transpose)
     return y.view(*x.shape[:-1], outputs)
 
 
@@ -191,7 +191,11 @@ def conv(
     batched = x if x.ndim == dims + 2 else x.unsqueeze(0)
     if isinstance(engine, Auto):
         engine = engine.pick(plan, values, batched, geometry=geometry)
-    y = _Conv.apply(batched, values, bias, engine, plan, geometry)
+    if torch.compiler.is_compiling():
+        g = (geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+        y = torch.ops.topkast.conv(batched, values, bias, plan.handle, engine.name, *g)
+    else:
+        y = _Conv.apply(batched, values, bias, engine, plan, geometry)
     return y if x.ndim == dims + 2 else y.squeeze(0)
 
 
@@ -219,5 +223,9 @@ def embedding(
         )
     if isinstance(engine, Auto):
         engine = engine.pick_lookup(plan)
-    y = _Embedding.apply(values, flat, engine, plan, padding_idx, scale_by_frequency)
+    rules = (-1 if padding_idx is None else padding_idx, scale_by_frequency)
+    if torch.compiler.is_compiling():
+        y = torch.ops.topkast.lookup(values, flat, plan.handle, engine.name, *rules)
+    else:
+        y = _Embedding.apply(values, flat, engine, plan, *rules)
     return y.view(*ids.shape, plan.num_columns)

@@ -6,7 +6,9 @@ reaches a kernel unchecked. A Plan owns copies: what Python does to the buffers 
 
 from __future__ import annotations
 
+import itertools
 import math
+import weakref
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,11 +75,18 @@ class Pattern:
         return entries.new_zeros(num_slots).index_copy_(0, self.slots, entries)
 
 
+_handles = itertools.count()
+_living: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
+
+
 class Plan:
     """Validated, immutable copies of the positions of A and B of one weight.
 
     The weight is seen as a matrix of ``shape[0]`` rows and ``prod(shape[1:])`` columns; a position is
     ``row * columns + column``, a slot is the place of an element in `values`.
+
+    Attributes:
+        handle: A number that stands for this Plan where only numbers pass; see `Plan.of`.
 
     Args:
         shape: Shape of the dense weight.
@@ -105,6 +114,24 @@ class Plan:
         # What engines make of this Plan, by name: built on first use, dropped with the Plan.
         self.derived: dict[str, object] = {}
         self.active_slots = torch.nonzero(active).flatten()
+        self.handle = next(_handles)
+        _living[self.handle] = self
+
+    @staticmethod
+    def of(handle: int) -> Plan:
+        """The living Plan with this handle.
+
+        Raises:
+            ValueError: There is none, or no longer.
+        """
+        plan = _living.get(handle)
+        if plan is None:
+            raise ValueError(f"no Plan has the handle {handle}: it is gone, or of another process")
+        return plan
+
+    def num_outputs(self, *, transpose: bool) -> int:
+        """How many outputs a linear layer has: y = x·αᵀ, or y = x·α with `transpose`."""
+        return self.num_columns if transpose else self.num_rows
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,123 @@
+"""The operators registered with torch: schema, shapes, gradients and tracing, by torch's own checks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from topkast.kernels import ops
+from topkast.kernels.engine import ConvGeometry
+from topkast.kernels.engines import ENGINES
+from topkast.kernels.plan import Plan
+
+OPS = torch.ops.topkast
+
+
+def plan_of(*shape: int, explores: bool = True) -> tuple[Plan, Tensor]:
+    n = torch.Size(shape).numel()
+    positions = torch.randperm(n)[: n // 3].sort().values
+    plan = Plan(shape, positions, torch.rand(n // 3) < 0.5, explores=explores)
+    return plan, torch.randn(n // 3, requires_grad=True)
+
+
+def opcheck(op: object, arguments: tuple[object, ...]) -> None:
+    failures = torch.library.opcheck(op, arguments, raise_exception=False)
+    assert all(result == "SUCCESS" for result in failures.values()), failures
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("explores", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(engine: str, transpose: bool, explores: bool, bias: bool) -> None:
+    plan, values = plan_of(6, 9, explores=explores)
+    inputs, outputs = (6, 9) if transpose else (9, 6)
+    x = torch.randn(5, inputs, requires_grad=True)
+    b = torch.randn(outputs, requires_grad=True) if bias else None
+    rest = (plan.handle, engine, transpose)
+    opcheck(OPS.linear.default, (x, values, b, *rest))
+    grad = torch.randn(5, outputs)
+    for needs in ([True, True, True], [False, True, False], [True, False, True]):
+        opcheck(OPS.linear_grads.default, (grad, x.detach(), values.detach(), *rest, needs))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_conv(engine: str, bias: bool) -> None:
+    plan, values = plan_of(4, 3, 3, 3)
+    x = torch.randn(2, 3, 7, 6, requires_grad=True)
+    b = torch.randn(4, requires_grad=True) if bias else None
+    rest = (plan.handle, engine, [2, 1], [1, 0], [1, 2], 1)
+    opcheck(OPS.conv.default, (x, values, b, *rest))
+    grad = torch.randn(2, 4, 4, 2)
+    for needs in ([True, True, True], [False, True, False]):
+        opcheck(OPS.conv_grads.default, (grad, x.detach(), values.detach(), *rest, needs))
+
+
+@pytest.mark.parametrize(("padding_idx", "scale"), [(-1, False), (2, True)])
+def test_lookup(engine: str, padding_idx: int, scale: bool) -> None:
+    plan, values = plan_of(8, 5)
+    ids = torch.tensor([2, 0, 7, 2, 2, 5])
+    rest = (plan.handle, engine, padding_idx, scale)
+    opcheck(OPS.lookup.default, (values, ids, *rest))
+    opcheck(OPS.lookup_grad.default, (torch.randn(6, 5), ids, *rest))
+
+
+def gradients(f: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    y = f(*inputs)
+    return [y, *torch.autograd.grad(y, inputs, torch.ones_like(y))]
+
+
+def test_operators_equal_the_autograd_functions(engine: str) -> None:
+    """Bit for bit: both call the same engine with the same numbers."""
+    plan, values = plan_of(6, 9)
+    x, bias = torch.randn(5, 9, requires_grad=True), torch.randn(6, requires_grad=True)
+    g = ConvGeometry((1, 1), (1, 1), (1, 1), 1)
+    conv_plan, conv_values = plan_of(4, 3, 3, 3)
+    image = torch.randn(2, 3, 6, 6, requires_grad=True)
+    rows, row_values = plan_of(8, 5)
+    ids = torch.tensor([2, 0, 7, 2])
+    e = ENGINES[engine]
+    pairs = [
+        (
+            gradients(lambda x, v, b: OPS.linear(x, v, b, plan.handle, engine, False), x, values, bias),
+            gradients(lambda x, v, b: ops.linear(e, plan, v, x, b), x, values, bias),
+        ),
+        (
+            gradients(
+                lambda x, v: OPS.conv(x, v, None, conv_plan.handle, engine, [1, 1], [1, 1], [1, 1], 1),
+                image,
+                conv_values,
+            ),
+            gradients(lambda x, v: ops.conv(e, conv_plan, v, x, None, g), image, conv_values),
+        ),
+        (
+            gradients(lambda v: OPS.lookup(v, ids, rows.handle, engine, 2, True), row_values),
+            gradients(
+                lambda v: ops.embedding(e, rows, v, ids, padding_idx=2, scale_by_frequency=True), row_values
+            ),
+        ),
+    ]
+    for ours, theirs in pairs:
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_gradients_are_not_differentiable_again(engine: str) -> None:
+    plan, values = plan_of(6, 9)
+    x = torch.randn(5, 9, requires_grad=True)
+    y = OPS.linear(x, values, None, plan.handle, engine, False)
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="not differentiable again"):
+        grad.sum().backward()
+
+
+def test_a_plan_that_is_gone_is_named() -> None:
+    plan, values = plan_of(6, 9)
+    handle = plan.handle
+    assert Plan.of(handle) is plan
+    del plan
+    gc.collect()
+    with pytest.raises(ValueError, match=f"no Plan has the handle {handle}"):
+        OPS.linear(torch.randn(5, 9), values, None, handle, "masked", False)
