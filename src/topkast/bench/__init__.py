@@ -1,0 +1,1 @@
+"""`topkast bench`: what it measures, checks, compares with and writes down."""

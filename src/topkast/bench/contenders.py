@@ -1,0 +1,135 @@
+"""Contenders: different modules that do the same work, and the check that they do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from topkast.bench.ratios import Pair
+from topkast.convert import densify, sparsify
+from topkast.methods import TopKAST
+from topkast.nn.base import SparseLayer
+
+
+class WrongResult(RuntimeError):
+    """A contender computed something else than the reference: its time means nothing."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A layer to be timed.
+
+    Attributes:
+        name: For tables.
+        module: Takes the input, gives the output.
+        weight: The Parameter that holds its weight, in whatever form.
+        spread: From a gradient of `weight` to the dense weight's shape, zero where there is none.
+        engine: Which engine of ours computes it; None for others.
+    """
+
+    name: str
+    module: nn.Module
+    weight: nn.Parameter
+    spread: Callable[[Tensor], Tensor]
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every contender has to do: an input, and the gradient that comes back from above."""
+
+    x: Tensor
+    upstream: Tensor
+
+    @classmethod
+    def of(cls, layer: nn.Module, shape: tuple[int, ...]) -> Work:
+        x = torch.randn(shape, requires_grad=True)
+        with torch.no_grad():
+            return cls(x, torch.randn_like(layer(x)))
+
+    def run(self, module: nn.Module) -> tuple[Tensor, ...]:
+        """Forward and backward: gradients of the input and of all parameters."""
+        return torch.autograd.grad(module(self.x), (self.x, *module.parameters()), self.upstream)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the work must give, in float64. The weight gradient is dense, zero outside B."""
+
+    output: Tensor
+    input_grad: Tensor
+    weight_grad: Tensor
+
+
+def dense(layer: nn.Module) -> Contender:
+    """The dense layer itself."""
+    weight = layer.get_parameter("weight")
+    return Contender("dense", layer, weight, lambda grad: grad)
+
+
+def ours(layer: nn.Module, pair: Pair, engine: str) -> Contender:
+    """A sparse copy of the layer, computed by one of our engines."""
+    model = nn.Sequential(copy.deepcopy(layer))
+    sparsify(model, TopKAST(*pair), engine=engine, seed=0)
+    sparse = model[0]
+    assert isinstance(sparse, SparseLayer)
+    weight = sparse.weight
+
+    def spread(grad: Tensor) -> Tensor:
+        flat = grad.new_zeros(weight.numel()).index_copy_(0, weight.indices.long(), grad)
+        return flat.view(weight.shape)
+
+    return Contender(engine, model, weight.values, spread, weight.engine)
+
+
+def alpha_layer(layer: nn.Module, pair: Pair) -> tuple[nn.Module, Tensor]:
+    """The layer with α for its weight (zeros outside A), and B as a dense mask."""
+    model = nn.Sequential(copy.deepcopy(layer))
+    sparsify(model, TopKAST(*pair), engine="masked", seed=0)
+    sparse = model[0]
+    assert isinstance(sparse, SparseLayer)
+    plain = densify(model)
+    assert isinstance(plain, nn.Sequential)
+    return plain[0], sparse.backward_mask()
+
+
+def expect(alpha: nn.Module, backward_mask: Tensor, work: Work) -> Expected:
+    """The reference: plain torch on α in float64, its weight gradient cut down to B."""
+    wide = copy.deepcopy(alpha).double()
+    x = work.x.detach().double().requires_grad_()
+    y = wide(x)
+    weight = wide.get_parameter("weight")
+    input_grad, weight_grad = torch.autograd.grad(y, (x, weight), work.upstream.double())
+    return Expected(y.detach(), input_grad, weight_grad * backward_mask)
+
+
+def check(contender: Contender, expected: Expected, work: Work, where: str) -> None:
+    """Raises WrongResult unless output and gradients are as expected, up to float32 rounding."""
+    y = contender.module(work.x)
+    got = torch.autograd.grad(y, (work.x, contender.weight), work.upstream)
+    who = f"{contender.name} at {where}"
+    compare(f"{who}: output", y.detach(), expected.output)
+    compare(f"{who}: input gradient", got[0], expected.input_grad)
+    compare(f"{who}: weight gradient", contender.spread(got[1]), expected.weight_grad)
+
+
+def compare(what: str, got: Tensor, expected: Tensor) -> None:
+    """Raises WrongResult if an element is off by more than 1e-4 of itself and of the largest element.
+
+    Rounding grows with the terms of a sum and not with its result, which may be near zero: hence the largest
+    element. A missing term is far above it: about 1/√n of a typical element for sums of n terms.
+    """
+    if got.shape != expected.shape:
+        raise WrongResult(f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
+    error = (got.to(expected.dtype) - expected).abs()
+    allowed = 1e-4 * expected.abs() + 1e-4 * expected.abs().max()
+    bad = ~(error <= allowed)  # so that NaN is bad
+    if bad.any():
+        worst = float(error.max())
+        raise WrongResult(
+            f"{what} is wrong in {int(bad.sum())} of {bad.numel()} elements, by up to {worst:.3g}"
+        )
