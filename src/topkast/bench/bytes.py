@@ -1,0 +1,69 @@
+"""Bytes of a layer in training, counted on the objects that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topkast.core.weight import SparseWeight
+from topkast.kernels.plan import Pattern, Plan
+
+
+def dense_bytes(weight: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Of a dense weight: by part, and their sum as "total"."""
+    return _with_total(
+        {
+            "weight": weight.nbytes,
+            "gradient": _nbytes([weight.grad]),
+            "optimizer": _state_bytes(weight, optimizer),
+        }
+    )
+
+
+def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Of a sparse weight: by part, and their sum as "total".
+
+    "sets" are the buffers that say what A and B are; "plan" is what was derived from them for the products;
+    "reservoir" is what is known of C.
+    """
+    return _with_total(
+        {
+            "weight": weight.values.nbytes,
+            "gradient": _nbytes([weight.values.grad]),
+            "optimizer": _state_bytes(weight.values, optimizer),
+            "sets": _nbytes(weight.buffers(recurse=False)),
+            "plan": plan_bytes(weight.plan),
+            "reservoir": _nbytes(weight.reservoir.buffers()),
+        }
+    )
+
+
+def plan_bytes(plan: Plan) -> int:
+    """Of the tensors a Plan holds, each counted once, and of the compiled Plans made from it."""
+    compiled = sum(int(getattr(derived, "num_bytes", 0)) for derived in plan.derived.values())
+    return compiled + _nbytes(_tensors_in(vars(plan).values()))
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Pattern):
+            yield from _tensors_in(vars(value).values())
+
+
+def _state_bytes(parameter: Tensor, optimizer: torch.optim.Optimizer) -> int:
+    return _nbytes(_tensors_in(optimizer.state[parameter].values()))
+
+
+def _nbytes(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of the storages: two tensors that share one count once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors if t is not None}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _with_total(parts: dict[str, int]) -> dict[str, int]:
+    return {**parts, "total": sum(parts.values())}

@@ -1,0 +1,1 @@
+"""The suites, one file each: what is measured, and how it is shown."""

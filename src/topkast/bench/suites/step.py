@@ -1,0 +1,190 @@
+"""Suite `step`: a whole training step of a small decoder with Adam, and what refreshing costs of it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from topkast.bench.contenders import WrongResult, compare
+from topkast.bench.layers import Case, measure
+from topkast.bench.ratios import Pair, ideal, show_pair
+from topkast.bench.report import Report
+from topkast.bench.table import Say, Table, times
+from topkast.bench.timing import Timing, time_in_turns
+from topkast.convert import Handle, densify, sparsify
+from topkast.core.select import top_k_portable
+from topkast.methods import TopKAST
+from topkast.models import Decoder
+
+STEP_PAIRS: tuple[Pair, ...] = ((0.9, 0.8), (0.95, 0.9))
+_NUM_SYMBOLS = 256
+_WINDOW = 128
+_HEAD = 64
+_NEVER = 10**9
+_COLUMNS = ("ideal", "no refresh", "every step", "every 100", "share at every step", "share at every 100")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    Attributes:
+        width: Of the decoder.
+        depth: Its blocks.
+        tokens: Per step, in windows of 128.
+        pairs: Forward and backward sparsities.
+        repeats: Rounds per measurement.
+    """
+
+    width: int = 1024
+    depth: int = 2
+    tokens: int = 1024
+    pairs: tuple[Pair, ...] = STEP_PAIRS
+    repeats: int = 9
+
+    def __post_init__(self) -> None:
+        for option, value, unit in (("--tokens", self.tokens, _WINDOW), ("--width", self.width, _HEAD)):
+            if value > unit and value % unit:
+                raise ValueError(f"{option} of the suite step must be a multiple of {unit}, got {value}")
+
+
+class Trainer:
+    """One model with its optimizer and its batch: `step` is an ordinary training step.
+
+    Args:
+        model: Made sparse here if there is a method.
+        method: None trains dense.
+        symbols: ``(batch, window + 1)``.
+    """
+
+    def __init__(self, model: nn.Module, method: TopKAST | None, symbols: Tensor) -> None:
+        self.model = model
+        self.symbols = symbols
+        self.handle: Handle | None = None if method is None else sparsify(model, method, seed=0)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        if self.handle is not None:
+            self.handle.attach(self.optimizer)
+
+    def loss(self, model: nn.Module) -> Tensor:
+        logits = model(self.symbols[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), self.symbols[:, 1:].flatten())
+
+    def step(self) -> None:
+        objective = self.loss(self.model)
+        if self.handle is not None:
+            objective = objective + 1e-4 * self.handle.penalty()
+        objective.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def run(settings: Settings, say: Say) -> Report:
+    report = Report("step", asdict(settings))
+    name = f"decoder, width {settings.width}, depth {settings.depth}, {settings.tokens} tokens"
+    say("a training step with Adam: how many times faster than dense, and the share of refreshing in it")
+    say("(ideal: of the sparse layers alone, without attention, norms and optimizer)\n")
+    table = Table(name, _COLUMNS, 44)
+    say(table.header())
+    for pair in settings.pairs:
+        timings = _measure(settings, pair)
+        dense = timings["dense"].median
+        shares = {n: _refresh_share(n, timings) for n in timings}
+        report.rows += [
+            {
+                "case": name,
+                "forward_sparsity": pair[0],
+                "backward_sparsity": pair[1],
+                "contender": contender,
+                "seconds": timing.median,
+                "seconds_low": timing.low,
+                "seconds_high": timing.high,
+                "ratio": dense / timing.median,
+                "ideal": ideal(pair),
+                "refresh_share": shares[contender],
+            }
+            for contender, timing in timings.items()
+        ]
+        ratios = [times(dense / timings[n].median) for n in _COLUMNS[1:4]]
+        cells = [times(ideal(pair)), *ratios, *(f"{shares[n]:.1%}" for n in _COLUMNS[2:4])]
+        say(table.line(show_pair(pair), cells))
+    _small_layer(settings, report, say)
+    return report
+
+
+def _measure(settings: Settings, pair: Pair) -> dict[str, Timing]:
+    """Times of a dense step, and of sparse ones with no refresh, one at every step, and at every hundredth.
+
+    The last is computed from the other two: the cost of one refresh, which includes making the new Plan at
+    the next forward pass, spread over a hundred steps.
+    """
+    torch.manual_seed(0)
+    window = min(_WINDOW, settings.tokens)
+    symbols = torch.randint(_NUM_SYMBOLS, (settings.tokens // window, window + 1))
+    heads = max(1, settings.width // _HEAD)
+    base = Decoder(_NUM_SYMBOLS, settings.width, settings.depth, heads, window)
+    methods = {
+        "dense": None,
+        "no refresh": TopKAST(*pair, refresh_every=_NEVER),
+        "every step": TopKAST(*pair, refresh_every=1),
+    }
+    trainers = {name: Trainer(copy.deepcopy(base), method, symbols) for name, method in methods.items()}
+    check_gradients(trainers["no refresh"], f"decoder of width {settings.width}, {show_pair(pair)}")
+    timings = time_in_turns({name: t.step for name, t in trainers.items()}, settings.repeats)
+    check_sets(trainers["every step"])
+    plain, every = timings["no refresh"], timings["every step"]
+    timings["every 100"] = Timing(
+        *(a + (b - a) / 100 for a, b in zip(vars(plain).values(), vars(every).values(), strict=True))
+    )
+    return timings
+
+
+def _refresh_share(contender: str, timings: dict[str, Timing]) -> float | None:
+    if contender not in ("every step", "every 100"):
+        return None
+    return 1 - timings["no refresh"].median / timings[contender].median
+
+
+def check_gradients(trainer: Trainer, where: str) -> None:
+    """Raises WrongResult unless loss and all gradients are those of the densified model in float64."""
+    dense = densify(trainer.model).double()
+    assert trainer.handle is not None
+    sparse_loss, dense_loss = trainer.loss(trainer.model), trainer.loss(dense)
+    compare(f"sparse {where}: loss", sparse_loss.detach(), dense_loss.detach())
+    sparse_loss.backward()
+    dense_loss.backward()
+    weights = {f"{name}.weight.values": w for name, w in trainer.handle.weights.items()}
+    for name, parameter in trainer.model.named_parameters():
+        expected = dense.get_parameter(name.removesuffix(".values")).grad
+        assert parameter.grad is not None
+        assert expected is not None
+        if name in weights:
+            expected = expected.flatten()[weights[name].indices.long()]
+        compare(f"sparse {where}: gradient of {name}", parameter.grad, expected)
+    trainer.model.zero_grad()
+
+
+def check_sets(trainer: Trainer) -> None:
+    """Raises WrongResult unless A and B of every layer are the largest of its θ, exactly as many as said."""
+    assert trainer.handle is not None
+    for name, weight in trainer.handle.weights.items():
+        theta, indices = weight.theta().flatten(), weight.indices.long()
+        for which, got, k in (
+            ("A", indices[weight.active], weight.counts.forward),
+            ("B", indices, weight.counts.backward),
+        ):
+            if not torch.equal(got, top_k_portable(theta, k)):
+                raise WrongResult(f"set {which} of layer {name} is not the {k} largest of θ after a refresh")
+
+
+def _small_layer(settings: Settings, report: Report, say: Say) -> None:
+    """A layer too small to gain much: under `auto` it should not lose either."""
+    sizes = {"tokens": 64, "inputs": 256, "outputs": 256}
+    case = Case("Linear 256 → 256, 64 tokens", lambda: nn.Linear(256, 256), (64, 256), sizes)
+    result = measure(case, (0.9, 0.8), ("auto",), repeats=20 * settings.repeats)
+    report.rows += result.rows()
+    chosen = result.engines["auto"]
+    say(f"\n{case.name}, 90/80 %, forward + backward, auto ({chosen}): {times(result.ratio('auto'))}")

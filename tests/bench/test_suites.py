@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from topkast.bench.contenders import WrongResult
+from topkast.bench.suites import linear, select, step
+from topkast.core.select import top_k, top_k_portable
+from topkast.kernels.masked import MaskedEngine
+from topkast.methods import TopKAST
+
+
+def quiet(_line: str) -> None:
+    pass
+
+
+def test_the_linear_suite_records_every_figure_it_shows() -> None:
+    settings = linear.Settings(
+        tokens=4, shapes=((16, 8), (8, 16)), pairs=((0.9, 0.8),), engines=("masked", "csr"), repeats=2
+    )
+    lines: list[str] = []
+    report = linear.run(settings, lines.append)
+    assert [(row["case"], row["contender"]) for row in report.rows] == [
+        (case, name)
+        for case in ("16 → 8, 4 tokens", "8 → 16, 4 tokens")
+        for name in ("dense", "masked", "csr")
+    ]
+    for row in report.rows:
+        dense = next(r for r in report.rows if r["case"] == row["case"] and r["contender"] == "dense")
+        assert row["ratio"] == pytest.approx(dense["seconds"] / row["seconds"])
+        assert row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
+        assert row["ideal"] == pytest.approx(7.5)
+    first, second = (row["ratio"] for row in report.rows if row["contender"] == "csr")
+    (mean,) = (row["ratio"] for row in report.overall if row["contender"] == "csr")
+    assert mean == pytest.approx((first * second) ** 0.5)
+    assert any(f"{mean:.2f}×" in line for line in lines)
+    assert report.break_even == [], "which is native's"
+
+
+def test_native_is_compared_with_the_fastest_peer() -> None:
+    settings = linear.Settings(
+        tokens=4, shapes=((16, 8),), pairs=((0.9, 0.9),), engines=("native",), has_peers=True, repeats=1
+    )
+    report = linear.run(settings, quiet)
+    ratios = {row["contender"]: row["ratio"] for row in report.rows}
+    (versus,) = report.versus_peers
+    peers = {name: ratio for name, ratio in ratios.items() if name not in ("dense", "native")}
+    assert versus["fastest_peer"] == max(peers, key=lambda name: peers[name])
+    assert versus["ratio"] == pytest.approx(ratios["native"] / max(peers.values()))
+    (found,) = report.break_even
+    assert len(found["ratios"]) == len(found["sparsities"]) == 6
+    assert [row["ratio"] for row in found["rows"] if row["contender"] == "native"] == found["ratios"]
+
+
+def test_peers_need_equal_sparsities() -> None:
+    with pytest.raises(ValueError, match="forward and backward must be equal, got 90/80 %"):
+        linear.Settings(pairs=((0.8, 0.8), (0.9, 0.8)), has_peers=True)
+
+
+def test_the_step_suite_shows_what_a_refresh_costs() -> None:
+    settings = step.Settings(width=32, depth=1, tokens=16, pairs=((0.9, 0.8),), repeats=2)
+    report = step.run(settings, quiet)
+    rows = {row["contender"]: row for row in report.rows if row["case"].startswith("decoder")}
+    assert list(rows) == ["dense", "no refresh", "every step", "every 100"]
+    plain, every = rows["no refresh"]["seconds"], rows["every step"]["seconds"]
+    assert rows["every 100"]["seconds"] == pytest.approx(plain + (every - plain) / 100)
+    assert rows["every step"]["refresh_share"] == pytest.approx(1 - plain / every)
+    assert rows["dense"]["refresh_share"] is None
+    assert report.rows[-1]["case"] == "Linear 256 → 256, 64 tokens"
+
+
+def trainer() -> step.Trainer:
+    symbols = torch.randint(256, (2, 9))
+    return step.Trainer(step.Decoder(256, 32, 1, 1, 8), TopKAST(0.9, 0.8), symbols)
+
+
+@pytest.fixture
+def wrong_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the weight gradients of `masked` one per cent too large."""
+    original = MaskedEngine.sampled
+    return lambda: monkeypatch.setattr(MaskedEngine, "sampled", lambda *args: 1.01 * original(*args))
+
+
+def test_a_wrong_gradient_in_a_model_is_found(wrong_engine: Callable[[], None]) -> None:
+    subject = trainer()
+    step.check_gradients(subject, "here")
+    wrong_engine()
+    with pytest.raises(WrongResult, match=r"sparse here: gradient of blocks.0.qkv.weight.values is wrong"):
+        step.check_gradients(subject, "here")
+
+
+def test_sets_that_are_not_the_largest_are_found() -> None:
+    subject = trainer()
+    step.check_sets(subject)
+    assert subject.handle is not None
+    weight = subject.handle.weights["head"]
+    with torch.no_grad():
+        weight.values.mul_(-1)
+        step.check_sets(subject)  # by magnitude nothing has changed
+        weight.values[0] = 0.0
+    with pytest.raises(WrongResult, match="of layer head is not the"):
+        step.check_sets(subject)
+
+
+def test_a_selection_that_gives_ties_to_the_larger_position_is_found() -> None:
+    numbers = torch.tensor([1.0, -2.0, 2.0, -1.0, 1.0])
+    for right in (top_k, top_k_portable):
+        select.check(right, numbers, 3)
+
+    def last_ties(x: torch.Tensor, k: int) -> torch.Tensor:
+        return (x.numel() - 1 - top_k(x.flip(0), k)).flip(0)
+
+    with pytest.raises(WrongResult, match="Top-K of 5 numbers, k = 3"):
+        select.check(last_ties, numbers, 3)
+
+
+def test_wrong_sizes_of_the_step_suite_are_refused() -> None:
+    with pytest.raises(ValueError, match="--tokens of the suite step must be a multiple of 128, got 200"):
+        step.Settings(tokens=200)
+    with pytest.raises(ValueError, match="--width of the suite step must be a multiple of 64, got 100"):
+        step.Settings(width=100)
+
+
+def test_a_wrong_engine_of_ours_stops_the_suite(wrong_engine: Callable[[], None]) -> None:
+    wrong_engine()
+    settings = linear.Settings(tokens=4, shapes=((16, 8),), engines=("masked",), repeats=1)
+    with pytest.raises(WrongResult, match=r"masked at 16 → 8, 4 tokens, 80/50 %: weight gradient is wrong"):
+        linear.run(settings, quiet)
