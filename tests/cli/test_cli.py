@@ -44,7 +44,6 @@ def test_train_text_runs_on_what_comes_with_python(capsys: pytest.CaptureFixture
             r"topkast train: --reference takes static, dense or none, got 'dens'",
         ),
         (["train", "images", "--engine", "gpu"], r"topkast train: `engine` must be one of 'auto'"),
-        (["bench", "--tokens", "0"], r"topkast bench: --tokens must be at least 1, got 0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -54,21 +53,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     errors = capsys.readouterr().err
     assert re.match(message, errors)
     assert errors.count("\n") == 1
-
-
-def test_bench_compares_every_engine_with_dense(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--tokens", "8", "--inputs", "32", "--outputs", "16", "--repeats", "1"]
-    assert main(["bench", *small]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"masked +csr +native", out)
-    assert len(re.findall(r"\d+%/\d+% .*×", out)) == 4
-
-
-def test_the_conv_suite_times_every_layer_and_their_sum(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--suite", "conv", "--batch", "1", "--repeats", "1"]) == 0
-    out = capsys.readouterr().out
-    assert len(re.findall(r"stride [12], .*×", out)) == 10
-    assert re.search(r"^sum of times( +\d+\.\d\d×){4}$", out, re.MULTILINE)
 
 
 def test_the_module_runs_as_a_program() -> None:

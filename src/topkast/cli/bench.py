@@ -1,123 +1,151 @@
-"""`topkast bench`: one layer's forward and backward pass against dense PyTorch, in one run."""
+"""`topkast bench`: times, and memory, against dense PyTorch and the peers, in one run."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from topkast.convert import densify, sparsify
+from topkast.bench import plot
+from topkast.bench.ratios import EQUAL_PAIRS, Pair
+from topkast.bench.report import Report, check_folder, environment, headline, read, write
+from topkast.bench.suites import conv, linear, memory, select, step
 from topkast.kernels.engines import ENGINES
-from topkast.methods import TopKAST
 
-_SPARSITIES = ((0.8, 0.5), (0.9, 0.8), (0.95, 0.9), (0.98, 0.95))
-# Convolutions of ResNet-50: inputs, outputs, kernel, stride, height and width of the input.
-_RESNET50 = (
-    (64, 64, 1, 1, 56),
-    (64, 64, 3, 1, 56),
-    (64, 256, 1, 1, 56),
-    (256, 128, 1, 1, 56),
-    (128, 128, 3, 2, 56),
-    (128, 512, 1, 1, 28),
-    (256, 256, 3, 1, 14),
-    (1024, 256, 1, 1, 14),
-    (512, 512, 3, 1, 7),
-    (2048, 512, 1, 1, 7),
-)
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A dense layer and an input for it."""
-
-    name: str
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
+_SUITES: dict[str, Any] = {"linear": linear, "conv": conv, "step": step, "select": select, "memory": memory}
+# Which suites an option is for; the others are for all.
+_BELONGS = {
+    "tokens": ("linear", "step", "memory"),
+    "inputs": ("linear", "memory"),
+    "outputs": ("linear", "memory"),
+    "batch": ("conv",),
+    "width": ("step",),
+    "depth": ("step",),
+    "numel": ("select",),
+    "sparsities": ("linear", "conv", "step", "memory"),
+    "engines": ("linear", "conv"),
+    "equal": ("linear",),
+    "plot": ("linear",),
+    "repeats": ("linear", "conv", "step", "select"),
+}
+_SIZES = ("tokens", "inputs", "outputs", "batch", "width", "depth", "numel", "repeats")
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("bench", help="time the engines against dense PyTorch")
-    parser.add_argument("--suite", choices=("linear", "conv"), default="linear")
-    parser.add_argument("--tokens", type=int, default=512, help="of the linear suite")
-    parser.add_argument("--inputs", type=int, default=1024)
-    parser.add_argument("--outputs", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=16, help="of the conv suite (ResNet-50's layers)")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser = commands.add_parser("bench", help="measure against dense PyTorch and other libraries")
+    parser.add_argument("--suite", choices=tuple(_SUITES), default="linear")
+    for name, text in (
+        ("tokens", "rows of the input"),
+        ("inputs", "of one Linear layer, with --outputs, in place of the default shapes"),
+        ("outputs", "see --inputs"),
+        ("batch", "images"),
+        ("width", "of the decoder"),
+        ("depth", "blocks of the decoder"),
+        ("numel", "how many numbers to choose from"),
+        ("repeats", "rounds per measurement"),
+    ):
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=_help(name, text))
+    pairs = "such as 90/80,95/90: forward/backward, in per cent; 90 is 90/90"
+    parser.add_argument("--sparsities", metavar="LIST", help=_help("sparsities", pairs))
+    engines = f"of ours, with commas: {', '.join(_engine_names())}"
+    parser.add_argument("--engines", metavar="LIST", help=_help("engines", engines))
+    equal = "backward sparsity like forward, and the peers that are installed beside us"
+    parser.add_argument("--equal", action="store_true", help=_help("equal", equal))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
+    drawing = "draw speed-up against sparsity into this file (svg, png, pdf)"
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=_help("plot", drawing))
+    stored = "take the figures from this file, written by --json, instead of measuring"
+    parser.add_argument("--from", dest="stored", type=Path, metavar="FILE", help=f"{stored}; for --plot")
     parser.set_defaults(run=run)
 
 
+def _help(option: str, text: str) -> str:
+    return f"{text} ({', '.join(_BELONGS[option])})"
+
+
 def run(options: argparse.Namespace) -> None:
-    for name in ("tokens", "inputs", "outputs", "batch", "repeats"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(options, name)}")
-    print(f"float32, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    print("forward + backward: how many times faster than dense (below 1: slower)\n")
-    if options.suite == "conv":
-        _conv_suite(options.batch, options.repeats)
-    else:
-        _linear_suite(options)
+    _check(options)
+    if options.stored is not None:
+        plot.plot(read(options.stored), options.plot)
+        return
+    settings = _settings(options)
+    print(f"{headline(environment())}\n")
+    report: Report = _SUITES[options.suite].run(settings, partial(print, flush=True))
+    if options.json is not None:
+        write(report, options.json)
+    if options.plot is not None:
+        plot.plot(report, options.plot)
 
 
-def _linear_suite(options: argparse.Namespace) -> None:
-    inputs, outputs, tokens = options.inputs, options.outputs, options.tokens
-    case = _Case("linear", lambda: nn.Linear(inputs, outputs), (tokens, inputs))
-    print(f"Linear {inputs} → {outputs}, {tokens} tokens")
-    print(f"{'forward/backward':>18}  {'ideal':>6}  " + "  ".join(f"{name:>8}" for name in ENGINES))
-    for forward, backward in _SPARSITIES:
-        ideal = 3 / (2 * (1 - forward) + (1 - backward))
-        ratios = [_ratio(_times(case, forward, backward, name, options.repeats)) for name in ENGINES]
-        cells = "  ".join(f"{ratio:7.2f}×" for ratio in ratios)
-        print(f"{forward:>9.0%}/{backward:<8.0%}  {ideal:5.1f}×  {cells}", flush=True)
+def _check(options: argparse.Namespace) -> None:
+    """All that can be wrong with the options, before minutes of measuring."""
+    for name in _SIZES:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    for name, suites in _BELONGS.items():
+        if getattr(options, name) and options.suite not in suites:
+            raise ValueError(f"--{name} is for the suite {' or '.join(suites)}, not for {options.suite}")
+    if (options.inputs is None) != (options.outputs is None):
+        raise ValueError("--inputs and --outputs make one shape: give both or none")
+    if options.json is not None:
+        check_folder(options.json, "--json")
+    if options.plot is not None:
+        plot.check_target(options.plot)
+    if options.stored is not None and (options.plot is None or options.json is not None):
+        raise ValueError("--from is for drawing what was measured before: give --plot with it, and no --json")
 
 
-def _conv_suite(batch: int, repeats: int) -> None:
-    header = "  ".join(f"{f'{f:.0%}/{b:.0%}':>8}" for f, b in _SPARSITIES)
-    print(f"{'Conv2d of ResNet-50, native, batch ' + str(batch):<40}  {header}")
-    totals = [[0.0, 0.0] for _ in _SPARSITIES]
-    for inputs, outputs, kernel, stride, size in _RESNET50:
-        case = _Case(
-            f"{inputs} → {outputs}, {kernel}×{kernel}, stride {stride}, {size}×{size}",
-            lambda i=inputs, o=outputs, k=kernel, s=stride: nn.Conv2d(i, o, k, s, k // 2, bias=False),
-            (batch, inputs, size, size),
-        )
-        cells = []
-        for (forward, backward), total in zip(_SPARSITIES, totals, strict=True):
-            times = _times(case, forward, backward, "native", repeats)
-            total[0] += times[0]
-            total[1] += times[1]
-            cells.append(f"{_ratio(times):7.2f}×")
-        print(f"{case.name:<40}  " + "  ".join(cells), flush=True)
-    print(f"{'sum of times':<40}  " + "  ".join(f"{_ratio((t[0], t[1])):7.2f}×" for t in totals))
+def _settings(options: argparse.Namespace) -> Any:
+    """The suite's settings: its own defaults, except for what the options say."""
+    cls: Callable[..., Any] = _SUITES[options.suite].Settings
+    fields = set(inspect.signature(cls).parameters)
+    given: dict[str, Any] = {
+        name: getattr(options, name) for name in _SIZES if name in fields and getattr(options, name)
+    }
+    if options.inputs is not None:
+        given["shapes"] = ((options.inputs, options.outputs),)
+    if options.numel is not None:
+        given["sizes"] = (options.numel,)
+    if options.sparsities is not None:
+        given["pairs"] = tuple(_pair(text) for text in options.sparsities.split(","))
+    if options.equal:
+        given = {"pairs": EQUAL_PAIRS, **given, "has_peers": True}
+    if "engines" in fields:
+        default = ("native",) if options.equal else cls().engines
+        given["engines"] = _engines(options.engines, default)
+    return cls(**given)
 
 
-def _ratio(times: tuple[float, float]) -> float:
-    return times[0] / times[1]
+def _pair(text: str) -> Pair:
+    """Forward and backward sparsity as shares, from "90/80" or "90"."""
+    try:
+        numbers = [float(part) / 100 for part in text.split("/")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2) or not all(0 <= number < 1 for number in numbers):
+        raise ValueError(f"--sparsities takes pairs in per cent such as 90/80,95/90, got {text!r}")
+    if numbers[-1] > numbers[0]:
+        raise ValueError(f"--sparsities: the backward sparsity is at most the forward sparsity, got {text!r}")
+    return numbers[0], numbers[-1]
 
 
-def _times(case: _Case, forward: float, backward: float, engine: str, repeats: int) -> tuple[float, float]:
-    """Median seconds of the dense and the sparse layer, measured in turns; the result is checked first."""
-    torch.manual_seed(0)
-    dense = case.build()
-    model = nn.Sequential(dense)
-    x = torch.randn(case.shape, requires_grad=True)
-    upstream = torch.randn_like(dense(x))
-    sparsify(model, TopKAST(forward, backward), engine=engine)
-    torch.testing.assert_close(model(x), densify(model)(x), rtol=1e-4, atol=1e-4)
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeats):
-        for module, record in ((dense, times[0]), (model, times[1])):
-            record.append(_seconds(module, x, upstream))
-    return statistics.median(times[0]), statistics.median(times[1])
+def _engine_names() -> tuple[str, ...]:
+    return (*ENGINES, "auto")
 
 
-def _seconds(module: nn.Module, x: Tensor, upstream: Tensor) -> float:
-    inputs = (x, *module.parameters())
-    started = time.perf_counter()
-    torch.autograd.grad(module(x), inputs, upstream)
-    return time.perf_counter() - started
+def _engines(wanted: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """The engines asked for, each of which must be usable; by default those that are."""
+    names = default if wanted is None else tuple(wanted.split(","))
+    for name in names:
+        if name not in _engine_names():
+            raise ValueError(f"--engines takes {', '.join(_engine_names())}, got {name!r}")
+    reasons = {name: ENGINES[name].unavailable() for name in names if name in ENGINES}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None}
+    usable = tuple(name for name in names if name not in missing)
+    if missing and (wanted is not None or not usable):
+        raise ValueError(f"engine {next(iter(missing))!r} cannot be used: {next(iter(missing.values()))}")
+    return usable
