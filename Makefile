@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS_VENV := .venv-peers
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test test-slow lint format bench sanitize clean
+.PHONY: train test test-slow lint format bench bench-peers sanitize clean
 .DEFAULT_GOAL := test
 
 train: $(VENV)/.installed
@@ -25,8 +26,17 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format src tests
 	$(BIN)/ruff check --fix src tests
 
-bench: $(VENV)/.dev
-	$(BIN)/python -m topkast bench
+# Options go into BENCH: make bench BENCH="--suite conv --batch 32".
+BENCH ?=
+bench: $(VENV)/.installed
+	$(BIN)/topkast bench $(BENCH)
+
+# Beside the peers, in an environment of their own: sparseprop's setup installs into whatever Python runs it.
+# spops is timed too where it is there, but it is not in the package index (the spops there is another project):
+# get it from github.com/IST-DASLab/spops and pip install --no-build-isolation its folder into .venv-peers.
+bench-peers: $(PEERS_VENV)/.installed
+	mkdir -p runs
+	$(PEERS_VENV)/bin/topkast bench --equal --json runs/bench-peers.json $(BENCH)
 
 # The kernel tests on a compiled core with address and undefined-behaviour sanitizers, installed beside the other.
 SANITIZED := build/sanitize
@@ -38,7 +48,7 @@ sanitize: $(VENV)/.dev
 	    $(BIN)/python tests/sanitize.py $(SANITIZED)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS_VENV) build dist .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -58,3 +68,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	@echo "setting up $(VENV) with the development tools"
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(PEERS_VENV)/.installed: PIP_INSTALL := $(PEERS_VENV)/bin/python -m pip install --quiet \
+    --disable-pip-version-check -c constraints.txt
+$(PEERS_VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
+	@echo "setting up $(PEERS_VENV) with the peers"
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PIP_INSTALL) -e . setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0
+	$(PIP_INSTALL) --no-build-isolation sparselab==0.2.2 sparseprop==0.1.14
+	@touch $@
