@@ -28,8 +28,8 @@ def test_bytes_of_a_sparse_layer_are_those_of_its_parts() -> None:
     parts = sparse_bytes(weight, optimizer)
     assert parts["weight"] == parts["gradient"] == 4 * 40  # |B| float32
     assert parts["optimizer"] == 2 * 4 * 40 + 4
-    # Positions in int32, a flag each; dims (2), step, changed and key in int64.
-    assert parts["sets"] == 4 * 40 + 40 + 8 * (2 + 1 + 1 + 1)
+    # Positions in int32, a flag each; dims (2), step, changed and key in int64; 64 choices of `auto`.
+    assert parts["sets"] == 4 * 40 + 40 + 8 * (2 + 1 + 1 + 1) + 64
     assert parts["reservoir"] == 200 * 4 + 200  # θ and one byte of history, dense
     assert parts["plan"] == plan_bytes(weight.plan) > 0
     assert parts["total"] == sum(size for part, size in parts.items() if part != "total")

@@ -40,7 +40,7 @@ def test_the_reference_is_alpha_and_its_gradient_on_b(
 
 def test_every_engine_passes_the_check(layer: nn.Linear, work: Work, expected: Expected, engine: str) -> None:
     contender = contenders.ours(layer, PAIR, engine)
-    assert (contender.name, contender.engine) == (engine, engine)
+    assert (contender.name, contender.engine()) == (engine, engine)
     check(contender, expected, work, "here")
 
 

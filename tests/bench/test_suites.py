@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from topkast.bench.contenders import WrongResult
 from topkast.bench.suites import linear, select, step
 from topkast.core.select import top_k, top_k_portable
-from topkast.kernels.masked import MaskedEngine
+from topkast.kernels.engines import ENGINES
 from topkast.methods import TopKAST
 
 
@@ -78,9 +79,19 @@ def trainer() -> step.Trainer:
 
 @pytest.fixture
 def wrong_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes the weight gradients of `masked` one per cent too large."""
-    original = MaskedEngine.sampled
-    return lambda: monkeypatch.setattr(MaskedEngine, "sampled", lambda *args: 1.01 * original(*args))
+    """Makes the weight gradients of every engine one per cent too large."""
+
+    def spoil() -> None:
+        for engine in ENGINES.values():
+            grads = engine.linear_grads
+
+            def wrong(*args: Any, _grads: Any = grads, **options: Any) -> Any:
+                x, values, bias = _grads(*args, **options)
+                return x, None if values is None else 1.01 * values, bias
+
+            monkeypatch.setattr(engine, "linear_grads", wrong)
+
+    return spoil
 
 
 def test_a_wrong_gradient_in_a_model_is_found(wrong_engine: Callable[[], None]) -> None:

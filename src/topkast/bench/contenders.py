@@ -28,14 +28,14 @@ class Contender:
         module: Takes the input, gives the output.
         weight: The Parameter that holds its weight, in whatever form.
         spread: From a gradient of `weight` to the dense weight's shape, zero where there is none.
-        engine: Which engine of ours computes it; None for others.
+        engine: Says which engine of ours computes it; None for others.
     """
 
     name: str
     module: nn.Module
     weight: nn.Parameter
     spread: Callable[[Tensor], Tensor]
-    engine: str | None = None
+    engine: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def ours(layer: nn.Module, pair: Pair, engine: str) -> Contender:
         flat = grad.new_zeros(weight.numel()).index_copy_(0, weight.indices.long(), grad)
         return flat.view(weight.shape)
 
-    return Contender(engine, model, weight.values, spread, weight.engine)
+    return Contender(engine, model, weight.values, spread, weight.describe_engine)
 
 
 def alpha_layer(layer: nn.Module, pair: Pair) -> tuple[nn.Module, Tensor]:

@@ -108,5 +108,5 @@ def measure(
             left_out[f"{peer.name} at {where}"] = str(error) or type(error).__name__
     runs = {name: partial(work.run, c.module) for name, c in field_of.items()}
     timings = time_in_turns(runs, repeats, pause=_PAUSE_WITH_PEERS if peers else 0.0)
-    chosen = {name: c.engine for name, c in field_of.items() if c.engine is not None}
+    chosen = {name: c.engine() for name, c in field_of.items() if c.engine is not None}
     return Measurement(case, pair, timings, chosen, left_out)

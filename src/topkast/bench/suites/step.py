@@ -187,4 +187,4 @@ def _small_layer(settings: Settings, report: Report, say: Say) -> None:
     result = measure(case, (0.9, 0.8), ("auto",), repeats=20 * settings.repeats)
     report.rows += result.rows()
     chosen = result.engines["auto"]
-    say(f"\n{case.name}, 90/80 %, forward + backward, auto ({chosen}): {times(result.ratio('auto'))}")
+    say(f"\n{case.name}, 90/80 %, forward + backward, {chosen}: {times(result.ratio('auto'))}")
