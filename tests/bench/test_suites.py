@@ -19,7 +19,7 @@ def quiet(_line: str) -> None:
 
 def test_the_linear_suite_records_every_figure_it_shows() -> None:
     settings = linear.Settings(
-        tokens=4, shapes=((16, 8), (8, 16)), pairs=((0.9, 0.8),), engines=("masked", "csr"), repeats=2
+        tokens=4, shapes=((16, 8), (8, 16)), pairs=((0.9, 0.8),), engines=("masked", "csr"), repeats=1
     )
     lines: list[str] = []
     report = linear.run(settings, lines.append)
@@ -61,7 +61,7 @@ def test_peers_need_equal_sparsities() -> None:
 
 
 def test_the_step_suite_shows_what_a_refresh_costs() -> None:
-    settings = step.Settings(width=32, depth=1, tokens=16, pairs=((0.9, 0.8),), repeats=2)
+    settings = step.Settings(width=32, depth=1, tokens=16, pairs=((0.9, 0.8),), repeats=1)
     report = step.run(settings, quiet)
     rows = {row["contender"]: row for row in report.rows if row["case"].startswith("decoder")}
     assert list(rows) == ["dense", "no refresh", "every step", "every 100"]

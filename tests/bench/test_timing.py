@@ -27,8 +27,14 @@ def test_contenders_run_in_turns_after_a_round_that_does_not_count() -> None:
     timings = time_in_turns({name: partial(run, name) for name in durations}, 3, clock=clock)
     rounds = [set(calls[i : i + 2]) for i in range(0, 8, 2)]
     assert rounds == [{"slow", "fast"}] * 4
-    assert timings["slow"] == Timing(median=3.0, low=2.5, high=3.5)
-    assert timings["fast"] == Timing(1.0, 1.0, 1.0)
+    assert timings["slow"] == Timing(median=3.0, low=2.5, high=3.5, rounds=(2.0, 4.0, 3.0))
+    assert timings["fast"] == Timing(1.0, 1.0, 1.0, (1.0, 1.0, 1.0))
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    """The machine is three times slower from the second round on."""
+    dense, ours = Timing.of([4.0, 12.0, 12.6]), Timing.of([1.0, 3.0, 3.0])
+    assert dense.ratio_to(ours) == 4.0
 
 
 def test_nobody_always_comes_after_the_same_one() -> None:
@@ -43,4 +49,4 @@ def test_one_round_is_enough() -> None:
     def run() -> None:
         clock.now += 5
 
-    assert time_in_turns({"only": run}, 1, clock=clock)["only"] == Timing(5.0, 5.0, 5.0)
+    assert time_in_turns({"only": run}, 1, clock=clock)["only"] == Timing(5.0, 5.0, 5.0, (5.0,))

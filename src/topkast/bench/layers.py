@@ -56,7 +56,7 @@ class Measurement:
 
     def ratio(self, name: str) -> float:
         """How many times faster than dense."""
-        return self.timings["dense"].median / self.timings[name].median
+        return self.timings["dense"].ratio_to(self.timings[name])
 
     def rows(self) -> list[dict[str, object]]:
         """One record per contender."""

@@ -18,21 +18,32 @@ class Timing:
     """Seconds of one contender over all rounds.
 
     Attributes:
-        median: What ratios are made of.
+        median: Seconds.
         low: First quartile.
         high: Third quartile.
+        rounds: All of them, in order.
     """
 
     median: float
     low: float
     high: float
+    rounds: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, seconds: list[float]) -> Timing:
         if len(seconds) == 1:
-            return cls(seconds[0], seconds[0], seconds[0])
+            return cls(seconds[0], seconds[0], seconds[0], tuple(seconds))
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
-        return cls(median, low, high)
+        return cls(median, low, high, tuple(seconds))
+
+    def ratio_to(self, other: Timing) -> float:
+        """How many times as long as the other, round by round: the median of the rounds' ratios.
+
+        A machine that others use too runs at one speed for a while and then at another; within a round both
+        contenders met the same one.
+        """
+        pairs = zip(self.rounds, other.rounds, strict=True)
+        return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
 def time_in_turns(

@@ -16,8 +16,9 @@ def keep_freed_memory() -> bool:
 
     glibc returns large tensors to the system as soon as they die; the next step gets them back one page fault
     at a time, which can cost as much as a sparse layer's arithmetic (about 1.5 ms per 4 MB on a virtual
-    machine). It concerns every tensor of the process, dense or sparse, and raises its resident memory to the
-    peak; hence it is for the application to decide. The `topkast` command line does it for itself.
+    machine). It concerns every tensor of the process, dense or sparse. Resident memory then stays at its
+    peak, and somewhat above it (a third in a two-layer network), since freed memory falls into pieces; hence
+    it is for the application to decide. The `topkast` command line does it for itself.
 
     Returns:
         Whether it took effect. Only glibc has the setting.

@@ -83,4 +83,6 @@ def _case(batch: int, inputs: int, outputs: int, kernel: int, stride: int, size:
 
 
 def _add(total: tuple[float, float], result: Measurement, engine: str) -> tuple[float, float]:
-    return total[0] + result.timings["dense"].median, total[1] + result.timings[engine].median
+    # The ratios are taken round by round; dense's median says how much a layer weighs.
+    dense = result.timings["dense"].median
+    return total[0] + dense, total[1] + dense / result.ratio(engine)

@@ -57,7 +57,7 @@ def run(settings: Settings, say: Say) -> Report:
                 },
                 settings.repeats,
             )
-            base = timings["torch.topk"].median
+            base = timings["torch.topk"]
             report.rows += [
                 {
                     "numel": numel,
@@ -66,11 +66,11 @@ def run(settings: Settings, say: Say) -> Report:
                     "seconds": timing.median,
                     "seconds_low": timing.low,
                     "seconds_high": timing.high,
-                    "ratio": base / timing.median,
+                    "ratio": base.ratio_to(timing),
                 }
                 for name, timing in timings.items()
             ]
-            ratios = [times(base / timings[name].median) for name in ("ours", "portable")]
+            ratios = [times(base.ratio_to(timings[name])) for name in ("ours", "portable")]
             say(table.line(f"{numel:,}", [f"{share:.0%}", *ratios]))
     return report
 

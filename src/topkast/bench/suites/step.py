@@ -91,7 +91,7 @@ def run(settings: Settings, say: Say) -> Report:
     say(table.header())
     for pair in settings.pairs:
         timings = _measure(settings, pair)
-        dense = timings["dense"].median
+        dense = timings["dense"]
         shares = {n: _refresh_share(n, timings) for n in timings}
         report.rows += [
             {
@@ -102,13 +102,13 @@ def run(settings: Settings, say: Say) -> Report:
                 "seconds": timing.median,
                 "seconds_low": timing.low,
                 "seconds_high": timing.high,
-                "ratio": dense / timing.median,
+                "ratio": dense.ratio_to(timing),
                 "ideal": ideal(pair),
                 "refresh_share": shares[contender],
             }
             for contender, timing in timings.items()
         ]
-        ratios = [times(dense / timings[n].median) for n in _COLUMNS[1:4]]
+        ratios = [times(dense.ratio_to(timings[n])) for n in _COLUMNS[1:4]]
         cells = [times(ideal(pair)), *ratios, *(f"{shares[n]:.1%}" for n in _COLUMNS[2:4])]
         say(table.line(show_pair(pair), cells))
     _small_layer(settings, report, say)
@@ -136,16 +136,15 @@ def _measure(settings: Settings, pair: Pair) -> dict[str, Timing]:
     timings = time_in_turns({name: t.step for name, t in trainers.items()}, settings.repeats)
     check_sets(trainers["every step"])
     plain, every = timings["no refresh"], timings["every step"]
-    timings["every 100"] = Timing(
-        *(a + (b - a) / 100 for a, b in zip(vars(plain).values(), vars(every).values(), strict=True))
-    )
+    rounds = zip(plain.rounds, every.rounds, strict=True)
+    timings["every 100"] = Timing.of([a + (b - a) / 100 for a, b in rounds])
     return timings
 
 
 def _refresh_share(contender: str, timings: dict[str, Timing]) -> float | None:
     if contender not in ("every step", "every 100"):
         return None
-    return 1 - timings["no refresh"].median / timings[contender].median
+    return 1 - timings["no refresh"].ratio_to(timings[contender])
 
 
 def check_gradients(trainer: Trainer, where: str) -> None:

@@ -206,6 +206,8 @@ std::pair<int64_t, int64_t> match_positions(Address before, int64_t num_before, 
 
 NB_MODULE(_native, m) {
   m.doc() = "The compiled core of topkast.";
+  // A model that lives until the interpreter ends is normal in a script, and its Plans with it.
+  nb::set_leak_warnings(false);
   nb::class_<Plan>(m, "Plan")
       .def(nb::new_(&make_plan), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("positions"),
            nb::arg("index_bytes"), nb::arg("active"), nb::arg("num_slots"), nb::arg("explores"),

@@ -179,9 +179,7 @@ void conv_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy, 
   T* sums = sums_scratch.get(s.num_groups() * Samples::group);
 #pragma omp parallel num_threads(num_threads)
   {
-    const Share mine(s, omp_get_thread_num(), omp_get_num_threads());
-    fill(sums + s.first_group[mine.first_tile * s.num_blocks] * Samples::group,
-         sums + s.first_group[mine.last_tile * s.num_blocks] * Samples::group, T(0));
+    start_sums(s, sums);
     for (int64_t p0 = 0; p0 < panels; p0 += together) {
       const int64_t count = smaller(together, panels - p0);
       constexpr int64_t chunk = 64;
@@ -197,13 +195,12 @@ void conv_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy, 
             pack_patches(g, x + image * g.channels * g.height * g.width, p, c * chunk,
                          smaller(s.num_columns, (c + 1) * chunk), right + i * right_size);
         }
-      for (int64_t i = 0; i < count; ++i) {
+      sample_panels(s, count, [&](int64_t i) {
         const Panel p = panel_at<T>((p0 + i) % per_image, g.pixels());
-        sample_tiles(s, mine.first_tile, mine.last_tile, left + i * left_size, right + i * right_size, p.width, sums);
-      }
-#pragma omp barrier
+        return Pair<T>{left + i * left_size, right + i * right_size, p.width};
+      }, sums);
     }
-    collect_tiles(s, mine.first_tile, mine.last_tile, sums, dvalues);
+    collect_sums(s, sums, dvalues);
   }
 }
 

@@ -361,51 +361,85 @@ inline void sample_segment(const T* left, const T* right, const uint16_t* column
   }
 }
 
+// Some tiles of one block, for one panel.
 template <typename T, int V, bool Ahead>
-void sample_tiles(const Samples& s, int64_t first_tile, int64_t last_tile, const T* left, const T* right, T* sums) {
+void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
+                  T* sums) {
   constexpr int64_t width = V * Vector<T>::lanes;
-  for (int64_t block = 0; block < s.num_blocks; ++block) {
-    const T* r = right + block * s.block_columns * width;
-    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
-      const int64_t at = tile * s.num_blocks + block;
-      const T* l = left + tile * s.tile_rows * width;
-      const uint16_t* column = s.column.data() + s.first_group[at] * Samples::group;
-      T* out = sums + s.first_group[at] * Samples::group;
-      for (int64_t i = s.first_segment[at]; i < s.first_segment[at + 1]; ++i) {
-        const Samples::Segment segment = s.segments[i];
-        prefetch_row<T, V>(l + s.segments[i + 1].row * width);
-        const int groups = (segment.count + Samples::group - 1) / Samples::group;
-        sample_segment<T, V, Ahead>(l + segment.row * width, r, column, groups, out);
-        column += groups * Samples::group;
-        out += groups * Samples::group;
-      }
+  const T* r = right + block * s.block_columns * width;
+  for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+    const int64_t at = tile * s.num_blocks + block;
+    const T* l = left + tile * s.tile_rows * width;
+    const uint16_t* column = s.column.data() + s.first_group[at] * Samples::group;
+    T* out = sums + s.first_group[at] * Samples::group;
+    for (int64_t i = s.first_segment[at]; i < s.first_segment[at + 1]; ++i) {
+      const Samples::Segment segment = s.segments[i];
+      prefetch_row<T, V>(l + s.segments[i + 1].row * width);
+      const int groups = (segment.count + Samples::group - 1) / Samples::group;
+      sample_segment<T, V, Ahead>(l + segment.row * width, r, column, groups, out);
+      column += groups * Samples::group;
+      out += groups * Samples::group;
     }
   }
 }
 
 template <typename T>
-void sample_tiles(const Samples& s, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
+void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
                   int64_t width, T* sums) {
   const bool ahead = s.block_columns * width * int64_t(sizeof(T)) > kL1;
   switch (width / Vector<T>::lanes) {
     case 8:
-      return ahead ? sample_tiles<T, 8, true>(s, first_tile, last_tile, left, right, sums)
-                   : sample_tiles<T, 8, false>(s, first_tile, last_tile, left, right, sums);
-    case 4: return sample_tiles<T, 4, false>(s, first_tile, last_tile, left, right, sums);
-    case 2: return sample_tiles<T, 2, false>(s, first_tile, last_tile, left, right, sums);
-    default: return sample_tiles<T, 1, false>(s, first_tile, last_tile, left, right, sums);
+      return ahead ? sample_block<T, 8, true>(s, block, first_tile, last_tile, left, right, sums)
+                   : sample_block<T, 8, false>(s, block, first_tile, last_tile, left, right, sums);
+    case 4: return sample_block<T, 4, false>(s, block, first_tile, last_tile, left, right, sums);
+    case 2: return sample_block<T, 2, false>(s, block, first_tile, last_tile, left, right, sums);
+    default: return sample_block<T, 1, false>(s, block, first_tile, last_tile, left, right, sums);
   }
 }
 
-// From groups to slot order, for the tiles of one thread.
+// A packed panel of both operands.
 template <typename T>
-void collect_tiles(const Samples& s, int64_t first_tile, int64_t last_tile, const T* sums, T* out) {
-  const int64_t first = first_tile * s.num_blocks, last = last_tile * s.num_blocks;
-  const T* from = sums + s.first_group[first] * Samples::group;
-  for (int64_t i = s.first_segment[first]; i < s.first_segment[last]; ++i) {
-    const Samples::Segment segment = s.segments[i];
-    for (int j = 0; j < segment.count; ++j) out[segment.first + j] = from[j];
-    from += (segment.count + Samples::group - 1) / Samples::group * Samples::group;
+struct Pair {
+  const T* left;
+  const T* right;
+  int64_t width;
+};
+
+// Tiles that one thread takes at a time: 256 rows, few enough that a thread which is held up does not hold up all.
+constexpr int64_t kTilesAtATime = 4;
+
+// All tiles and blocks for some panels in order, pair(i) being a Pair; called by all threads of a parallel region. Who
+// does a tile does not change its sums. Columns and sums of a block are still near when the next panel needs them.
+template <typename T, typename F>
+void sample_panels(const Samples& s, int64_t count, F&& pair, T* sums) {
+#pragma omp for schedule(dynamic)
+  for (int64_t tile = 0; tile < s.num_tiles; tile += kTilesAtATime)
+    for (int64_t block = 0; block < s.num_blocks; ++block)
+      for (int64_t i = 0; i < count; ++i) {
+        const Pair<T> p = pair(i);
+        sample_block(s, block, tile, smaller(tile + kTilesAtATime, s.num_tiles), p.left, p.right, p.width, sums);
+      }
+}
+
+// Sets all sums to zero; called by all threads of a parallel region.
+template <typename T>
+void start_sums(const Samples& s, T* sums) {
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < s.num_groups(); ++i) fill(sums + i * Samples::group, sums + (i + 1) * Samples::group, T(0));
+}
+
+// From groups to slot order; called by all threads of a parallel region.
+template <typename T>
+void collect_sums(const Samples& s, const T* sums, T* out) {
+#pragma omp for schedule(static)
+  for (int64_t tile = 0; tile < s.num_tiles; ++tile) {
+    const int64_t first = tile * s.num_blocks, last = first + s.num_blocks;
+    const T* from = sums + s.first_group[first] * Samples::group;
+    for (int64_t i = s.first_segment[first]; i < s.first_segment[last]; ++i) {
+      const Samples::Segment segment = s.segments[i];
+      for (int j = 0; j < segment.count; ++j) out[segment.first + j] = from[j];
+      from += (segment.count + Samples::group - 1) / Samples::group * Samples::group;
+    }
   }
 }
 
@@ -424,18 +458,6 @@ void pack_panels(const Operand<T>& a, const Operand<T>& b, int64_t first_panel, 
          smaller(operand.columns, c0 + chunk), operand.panel(i));
   }
 }
-
-// The tiles of one thread, split by their number of groups. Who does a tile does not change its sums.
-struct Share {
-  int64_t first_tile, last_tile;
-  Share(const Samples& s, int64_t me, int64_t all) : first_tile(begin(s, me, all)), last_tile(begin(s, me + 1, all)) {}
-  static int64_t begin(const Samples& s, int64_t share, int64_t all) {
-    if (share == all) return s.num_tiles;
-    int64_t tile = 0;
-    while (tile < s.num_tiles && s.first_group[tile * s.num_blocks] < s.num_groups() * share / all) ++tile;
-    return tile;
-  }
-};
 
 // Adds the sums of each column of some packed panels to sums; called by all threads of a parallel region. A column has
 // one owner, who takes the panels in order.
@@ -480,11 +502,8 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
   {
     thread_local Scratch<T> tile_scratch;
     T* tile_dx = dx ? tile_scratch.get(s.tile_rows * Vector<T>::panel) : nullptr;
-    const Share mine(m, omp_get_thread_num(), omp_get_num_threads());
     if (dx) gather_values(s, values, value);
-    if (dvalues)
-      fill(sums + m.first_group[mine.first_tile * m.num_blocks] * Samples::group,
-                sums + m.first_group[mine.last_tile * m.num_blocks] * Samples::group, T(0));
+    if (dvalues) start_sums(m, sums);
     for (int64_t p0 = 0; p0 < panels; p0 += together) {
       const int64_t count = smaller(together, panels - p0);
       pack_panels(packed_dy, packed_x, p0, count, tokens);
@@ -496,13 +515,13 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
             finish_tile(s, tile, value, packed_dy.panel(i), panel_at<T>(p0 + i, tokens), static_cast<const T*>(nullptr),
                         tile_dx, dx);
       }
-      for (int64_t i = 0; dvalues && i < count; ++i) {
-        const int64_t width = panel_at<T>(p0 + i, tokens).width;
-        sample_tiles(m, mine.first_tile, mine.last_tile, left.panel(i), right.panel(i), width, sums);
-      }
+      if (dvalues)
+        sample_panels(m, count, [&](int64_t i) {
+          return Pair<T>{left.panel(i), right.panel(i), panel_at<T>(p0 + i, tokens).width};
+        }, sums);
 #pragma omp barrier
     }
-    if (dvalues) collect_tiles(m, mine.first_tile, mine.last_tile, sums, dvalues);
+    if (dvalues) collect_sums(m, sums, dvalues);
   }
 }
 
