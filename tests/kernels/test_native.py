@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import topkast
@@ -104,6 +104,56 @@ def test_convolutions_are_the_same_to_the_last_bit_for_every_number_of_threads(k
             assert torch.equal(first, second)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_convolutions_of_any_geometry_equal_masked(data: st.DataObject) -> None:
+    """Strides that scatter and that gather, padding beyond the kernel's reach, images of less than a panel."""
+
+    def pair(low: int, high: int) -> tuple[int, int]:
+        return data.draw(st.integers(low, high)), data.draw(st.integers(low, high))
+
+    groups = data.draw(st.sampled_from([1, 1, 2]))
+    kernel, space, batch = pair(1, 3), pair(5, 12), data.draw(st.integers(0, 3))
+    geometry = ConvGeometry(pair(1, 2), pair(0, 3), pair(1, 2), groups)
+    shape = (2 * groups, 3, *kernel)
+    n = torch.Size(shape).numel()
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    positions = torch.randperm(n)[: max(1, n // 2)].sort().values
+    plan = Plan(shape, positions, torch.rand(len(positions)) < 0.7)
+    x = torch.randn(batch, 3 * groups, *space, dtype=torch.float64)
+    values = torch.randn(len(positions), dtype=torch.float64)
+    results = []
+    for engine in (ENGINES["native"], ENGINES["masked"]):
+        y = engine.conv(plan, values, x, None, geometry)
+        results.append((y, *engine.conv_grads(plan, values, x, y.cos(), geometry, (True, True))))
+    for ours, exact in zip(*results, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-10)
+
+
+def test_a_plan_that_gathers_refuses_what_it_cannot_gather() -> None:
+    """Straight at the compiled core, past the choice in Python."""
+    plan = Plan((4, 2, 3, 3), torch.tensor([0, 40, 71]), torch.ones(3, dtype=torch.bool))
+    compiled = native._plan(plan, ConvGeometry((1, 1), (1, 1), (1, 1), 1))
+    values, x = torch.zeros(3), torch.zeros(1, 2, 9, 9)
+
+    def backward(*sizes: int) -> None:
+        y = torch.zeros(1, 4, *sizes[4:6])
+        buffers = [b for t in (values, x, y, x) for b in (t.data_ptr(), t.numel())]
+        _native.conv_backward_float(compiled, sizes, *buffers, 0, 0, 1)
+
+    backward(1, 2, 9, 9, 9, 9, 3, 3, 1, 1, 1, 1, 1, 1)
+    with pytest.raises(ValueError, match="needs stride 1"):
+        backward(1, 2, 9, 9, 5, 5, 3, 3, 2, 2, 1, 1, 1, 1)
+    with pytest.raises(ValueError, match="padding within the kernel's reach"):
+        backward(1, 2, 9, 9, 13, 13, 3, 3, 1, 1, 3, 3, 1, 1)
+    with pytest.raises(ValueError, match="whole output"):
+        backward(1, 2, 9, 9, 8, 8, 3, 3, 1, 1, 1, 1, 1, 1)
+    with pytest.raises(ValueError, match="more than one tap"):
+        _native.product_float(
+            compiled, False, values.data_ptr(), 3, x.data_ptr(), 18, 1, 0, 0, x.data_ptr(), 4, 1
+        )
+
+
 @pytest.mark.parametrize(
     ("place", "wrong", "message"),
     [
@@ -155,7 +205,7 @@ def test_a_compiled_plan_is_built_exactly_for_sound_indices(
     positions = torch.tensor(indices, dtype=torch.int64)
     active = torch.ones(len(indices), dtype=torch.bool)
     sound = indices == sorted(set(indices)) and all(0 <= i < rows * columns for i in indices)
-    arguments = (rows, columns, positions.data_ptr(), 8, active.data_ptr(), len(indices), True, 1, 2)
+    arguments = (rows, columns, positions.data_ptr(), 8, active.data_ptr(), len(indices), True, 1, False, 2)
     if max(rows, columns) >= 2**31:
         with pytest.raises(ValueError, match=r"rows and columns must each be below 2\^31"):
             _native.Plan(*arguments)

@@ -11,6 +11,7 @@ class Plan:
         num_slots: int,
         explores: bool,
         taps: int,
+        gathers: bool,
         num_threads: int,
     ) -> None: ...
     @property

@@ -80,13 +80,14 @@ def _buffer(x: Tensor | None) -> tuple[int, int]:
     return (0, 0) if x is None else (x.data_ptr(), x.numel())
 
 
-def _plan(plan: Plan, groups: int = 1) -> Any:
+def _plan(plan: Plan, geometry: ConvGeometry | None = None) -> Any:
     """The compiled Plan of a Plan; built, and its indices checked again, on first use.
 
     The matrix of a convolution with groups has the columns of all groups; a row's elements are in its own.
     """
     assert _native is not None  # `check_engine` has seen to it
-    key = f"native, {groups} groups"
+    groups, gathers = (1, False) if geometry is None else (geometry.groups, _gathers(plan, geometry))
+    key = f"native, {groups} groups, {'gathers' if gathers else 'scatters'}"
     compiled: Any = plan.derived.get(key)
     if compiled is None:
         positions, active = _grouped_positions(plan, groups), plan.active.contiguous()
@@ -99,10 +100,17 @@ def _plan(plan: Plan, groups: int = 1) -> Any:
             num_slots=plan.num_slots,
             explores=plan.explores,
             taps=math.prod(plan.shape[2:]),
+            gathers=gathers,
             num_threads=torch.get_num_threads(),
         )
         plan.derived[key] = compiled
     return compiled
+
+
+def _gathers(plan: Plan, g: ConvGeometry) -> bool:
+    """Whether the input gradient is a convolution too: of dy with the kernel turned round."""
+    reach = (d * (k - 1) for k, d in zip(plan.shape[2:], g.dilation, strict=True))
+    return set(g.stride) == {1} and all(p <= r for p, r in zip(g.padding, reach, strict=True))
 
 
 def _table(plan: Plan) -> Any:
@@ -178,7 +186,7 @@ class NativeEngine(CSREngine):
         y = torch.empty(x.shape[0], plan.num_rows, *space, dtype=x.dtype)
         function = getattr(_native, f"conv_{_SUFFIX[x.dtype]}")
         buffers = (*_buffer(values), *_buffer(x), *_buffer(bias), *_buffer(y))
-        compiled = _plan(plan, geometry.groups)
+        compiled = _plan(plan, geometry)
         function(compiled, _sizes(plan, x, geometry), *buffers, torch.get_num_threads())
         return y.to(dtype)
 
@@ -196,7 +204,7 @@ class NativeEngine(CSREngine):
         input_grad, weight_grad = _empty_grads(plan, x, needs)
         function = getattr(_native, f"conv_backward_{_SUFFIX[x.dtype]}")
         buffers = (*_buffer(values), *_buffer(x), *_buffer(grad), *_buffer(input_grad), *_buffer(weight_grad))
-        compiled = _plan(plan, geometry.groups)
+        compiled = _plan(plan, geometry)
         function(compiled, _sizes(plan, x, geometry), *buffers, torch.get_num_threads())
         return _finished_grads(plan, input_grad, weight_grad, dtype)
 

@@ -54,23 +54,29 @@ int64_t checked_product(int64_t a, int64_t b) {
 
 // Python takes ownership.
 Plan* make_plan(int64_t num_rows, int64_t num_columns, Address positions, int index_bytes, Address active,
-                int64_t num_slots, bool explores, int64_t taps, int num_threads) {
+                int64_t num_slots, bool explores, int64_t taps, bool gathers, int num_threads) {
   checked_threads(num_threads);
   if (num_slots < 0) throw std::invalid_argument("|B| must not be negative");
   if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
   const auto* flags = reinterpret_cast<const uint8_t*>(active);
   if (index_bytes == 4)
     return new Plan(num_rows, num_columns, reinterpret_cast<const int32_t*>(positions), flags, num_slots,
-                    explores, taps, num_threads);
+                    explores, taps, gathers, num_threads);
   if (index_bytes == 8)
     return new Plan(num_rows, num_columns, reinterpret_cast<const int64_t*>(positions), flags, num_slots,
-                    explores, taps, num_threads);
+                    explores, taps, gathers, num_threads);
   throw std::invalid_argument("indices must be int32 or int64");
+}
+
+// The matrices of a convolution's Plan do not all have the sizes that the products of a linear layer take for granted.
+void checked_linear(const Plan& plan) {
+  if (plan.taps() != 1) throw std::invalid_argument("this Plan is for a convolution with more than one tap");
 }
 
 template <typename T>
 void product(const Plan& plan, bool transpose, Address values, int64_t num_values, Address x, int64_t x_length,
              int64_t tokens, Address bias, int64_t bias_length, Address y, int64_t y_length, int num_threads) {
+  checked_linear(plan);
   const Sweep& s = transpose ? plan.columns() : plan.rows();
   kernels<T>().product(s, checked<const T>("values", values, num_values, plan.num_slots()),
                        checked<const T>("x", x, x_length, checked_product(tokens, s.num_columns)), tokens,
@@ -82,6 +88,7 @@ template <typename T>
 void backward(const Plan& plan, bool transpose, Address values, int64_t num_values, Address x, int64_t x_length,
               Address dy, int64_t dy_length, int64_t tokens, Address dx, int64_t dx_length, Address dvalues,
               int64_t dvalues_length, Address dbias, int64_t dbias_length, int num_threads) {
+  checked_linear(plan);
   // The input gradient sweeps the other way than the forward product did.
   const Sweep& s = transpose ? plan.rows() : plan.columns();
   const int64_t inputs = checked_product(tokens, s.num_rows);
@@ -116,6 +123,20 @@ Conv checked_conv(const Plan& plan, const Sizes& n) {
   return g;
 }
 
+// The convolution of dy that gives dx, for stride 1: the padding is what is left of the kernel's reach.
+Conv turned(const Conv& g, const Plan& plan) {
+  const Conv t{g.batch, plan.rows().num_rows, g.out_height, g.out_width, g.height, g.width,
+               g.kernel_height, g.kernel_width, 1, 1,
+               g.dilation_height * (g.kernel_height - 1) - g.padding_height,
+               g.dilation_width * (g.kernel_width - 1) - g.padding_width, g.dilation_height, g.dilation_width};
+  if (g.stride_height != 1 || g.stride_width != 1 || t.padding_height < 0 || t.padding_width < 0)
+    throw std::invalid_argument("a Plan that gathers needs stride 1 and a padding within the kernel's reach");
+  if (g.out_height != g.height + 2 * g.padding_height - g.dilation_height * (g.kernel_height - 1) ||
+      g.out_width != g.width + 2 * g.padding_width - g.dilation_width * (g.kernel_width - 1))
+    throw std::invalid_argument("a Plan that gathers needs the whole output of the convolution");
+  return t;
+}
+
 int64_t input_length(const Conv& g) {
   return checked_product(checked_product(g.batch, g.channels), checked_product(g.height, g.width));
 }
@@ -142,9 +163,14 @@ void conv_backward(const Plan& plan, const Sizes& sizes, Address values, int64_t
   const int64_t inputs = input_length(g);
   const T* out = checked<const T>("dy", dy, dy_length, output_length(g, plan));
   const int threads = checked_threads(num_threads);
-  if (dx)
-    kernels<T>().conv_input_grad(plan.columns(), g, checked<const T>("values", values, num_values, plan.num_slots()),
-                                 out, output<T>("dx", dx, dx_length, inputs), threads);
+  if (dx) {
+    const T* numbers = checked<const T>("values", values, num_values, plan.num_slots());
+    T* to = output<T>("dx", dx, dx_length, inputs);
+    if (plan.gathers())
+      kernels<T>().conv(plan.columns(), turned(g, plan), numbers, out, nullptr, to, threads);
+    else
+      kernels<T>().conv_input_grad(plan.columns(), g, numbers, out, to, threads);
+  }
   if (dvalues)
     kernels<T>().conv_weight_grad(plan.samples(), g, checked<const T>("x", x, x_length, inputs), out,
                                   checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements),
@@ -211,7 +237,7 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan")
       .def(nb::new_(&make_plan), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("positions"),
            nb::arg("index_bytes"), nb::arg("active"), nb::arg("num_slots"), nb::arg("explores"),
-           nb::arg("taps"), nb::arg("num_threads"),
+           nb::arg("taps"), nb::arg("gathers"), nb::arg("num_threads"),
            nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_slots", &Plan::num_slots)
       .def_prop_ro("num_samples", [](const Plan& p) { return p.samples().num_elements; })

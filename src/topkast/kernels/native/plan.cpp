@@ -128,6 +128,20 @@ std::vector<Element> transposed(const std::vector<Element>& elements, int64_t nu
   return out;
 }
 
+// The same elements as the convolution that gives the input gradient: rows are channels, columns are (row, tap turned
+// round). Counting sort by channel.
+std::vector<Element> turned(const std::vector<Element>& elements, int64_t num_columns, int64_t taps) {
+  std::vector<uint32_t> place(num_columns / taps + 1, 0);
+  for (const Element& e : elements) ++place[e.column / taps + 1];
+  for (size_t c = 0; c + 1 < place.size(); ++c) place[c + 1] += place[c];
+  std::vector<Element> out(elements.size());
+  for (const Element& e : elements) {
+    const int32_t channel = static_cast<int32_t>(e.column / taps), tap = static_cast<int32_t>(e.column % taps);
+    out[place[channel]++] = {channel, static_cast<int32_t>(e.row * taps + (taps - 1 - tap)), e.slot};
+  }
+  return out;
+}
+
 Samples make_samples(const std::vector<Element>& elements, int64_t num_rows, int64_t num_columns) {
   Samples s;
   const double density =
@@ -200,10 +214,12 @@ int64_t bytes_of(const V& v) {
 
 template <typename Index>
 Plan::Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active, int64_t num_slots,
-           bool explores, int64_t taps, int num_threads)
-    : num_slots_(num_slots), taps_(taps) {
+           bool explores, int64_t taps, bool gathers, int num_threads)
+    : num_slots_(num_slots), taps_(taps), gathers_(gathers) {
   if (taps < 1 || taps > std::numeric_limits<uint16_t>::max() || num_columns % taps != 0)
     throw std::invalid_argument("taps must divide the columns and be below 65536, got " + std::to_string(taps));
+  if (gathers && num_rows > std::numeric_limits<int32_t>::max() / taps)
+    throw std::invalid_argument("rows times taps must be below 2^31");
   const std::vector<Element> all = read_elements(num_rows, num_columns, positions, num_slots);
   std::vector<Element> used;
   used.reserve(all.size());
@@ -214,7 +230,8 @@ Plan::Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const 
 #pragma omp parallel sections num_threads(threads)
   {
 #pragma omp section
-    columns_ = make_sweep(transposed(used, num_columns), num_columns, num_rows, taps);
+    columns_ = gathers ? make_sweep(turned(used, num_columns, taps), num_columns / taps, num_rows * taps, 1)
+                       : make_sweep(transposed(used, num_columns), num_columns, num_rows, taps);
 #pragma omp section
     samples_ = make_samples(explores ? all : used, num_rows, num_columns);
 #pragma omp section
@@ -231,7 +248,7 @@ int64_t Plan::num_bytes() const {
          bytes_of(samples_.first_group);
 }
 
-template Plan::Plan(int64_t, int64_t, const int32_t*, const uint8_t*, int64_t, bool, int64_t, int);
-template Plan::Plan(int64_t, int64_t, const int64_t*, const uint8_t*, int64_t, bool, int64_t, int);
+template Plan::Plan(int64_t, int64_t, const int32_t*, const uint8_t*, int64_t, bool, int64_t, bool, int);
+template Plan::Plan(int64_t, int64_t, const int64_t*, const uint8_t*, int64_t, bool, int64_t, bool, int);
 
 }  // namespace topkast

@@ -62,14 +62,17 @@ struct Samples {
 class Plan {
  public:
   // Reads `num_slots` positions (strictly increasing, in range) and flags. `explores` says whether all of B is
-  // updated or A alone. `taps` is the number of columns that belong to one channel of a convolution, else 1: tiles of
-  // the transposed matrix then hold whole channels. Throws std::invalid_argument with the rule that is broken.
+  // updated or A alone. `taps` is the number of columns that belong to one channel of a convolution, else 1. With
+  // `gathers`, `columns` is the matrix of the convolution that gives the input gradient (stride 1): channels x (row,
+  // tap turned round). Otherwise it is the transposed matrix, its tiles holding whole channels. Throws
+  // std::invalid_argument with the rule that is broken.
   template <typename Index>
   Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active,
-       int64_t num_slots, bool explores, int64_t taps, int num_threads);
+       int64_t num_slots, bool explores, int64_t taps, bool gathers, int num_threads);
 
   int64_t num_slots() const { return num_slots_; }
   int64_t taps() const { return taps_; }
+  bool gathers() const { return gathers_; }
   int64_t num_bytes() const;
   const Sweep& rows() const { return rows_; }        // A by row: for y = x A^T
   const Sweep& columns() const { return columns_; }  // A by column: for dx = dy A
@@ -78,6 +81,7 @@ class Plan {
  private:
   int64_t num_slots_;
   int64_t taps_;
+  bool gathers_;
   Sweep rows_;
   Sweep columns_;
   Samples samples_;
