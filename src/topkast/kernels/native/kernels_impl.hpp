@@ -405,19 +405,27 @@ struct Pair {
   int64_t width;
 };
 
-// Tiles that one thread takes at a time: 256 rows, few enough that a thread which is held up does not hold up all.
-constexpr int64_t kTilesAtATime = 4;
+// Panels to be packed before the weight gradient takes its turn: one per thread, or more if they are small and so is the
+// work on them, so that threads wait for each other less often. (Where one fills L2, more are 2 to 20 % slower.)
+template <typename T>
+int64_t panels_together(int64_t panels, int64_t columns, int num_threads) {
+  constexpr int64_t enough = 384 * 1024;
+  const int64_t bytes = columns * Vector<T>::panel * int64_t(sizeof(T)) + 1;
+  return smaller(panels, num_threads * (1 + enough / bytes));
+}
 
 // All tiles and blocks for some panels in order, pair(i) being a Pair; called by all threads of a parallel region. Who
-// does a tile does not change its sums. Columns and sums of a block are still near when the next panel needs them.
+// does a tile does not change its sums. Up to four tiles (256 rows) are taken at a time, few enough that a thread which is
+// held up does not hold up all. Columns and sums of a block are still near when the next panel needs them.
 template <typename T, typename F>
 void sample_panels(const Samples& s, int64_t count, F&& pair, T* sums) {
+  const int64_t step = 1 + smaller(3, s.num_tiles / (4 * omp_get_num_threads()));
 #pragma omp for schedule(dynamic)
-  for (int64_t tile = 0; tile < s.num_tiles; tile += kTilesAtATime)
+  for (int64_t tile = 0; tile < s.num_tiles; tile += step)
     for (int64_t block = 0; block < s.num_blocks; ++block)
       for (int64_t i = 0; i < count; ++i) {
         const Pair<T> p = pair(i);
-        sample_block(s, block, tile, smaller(tile + kTilesAtATime, s.num_tiles), p.left, p.right, p.width, sums);
+        sample_block(s, block, tile, smaller(tile + step, s.num_tiles), p.left, p.right, p.width, sums);
       }
 }
 
@@ -493,8 +501,7 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
   }
   if (!dx && !dvalues && !dbias) return;
   const int64_t panels = num_panels<T>(tokens);
-  // One panel per thread at a time. (More mean fewer barriers, but x and dy then come from L3: 2 to 20 % slower.)
-  const int64_t together = smaller(panels, int64_t(num_threads));
+  const int64_t together = panels_together<T>(panels, s.num_columns + s.num_rows, num_threads);
   thread_local Scratch<T> value_scratch, dy_scratch, x_scratch, sums_scratch, parts_scratch;
   Operand<T> packed_dy(dy, s.num_columns, together, dy_scratch);
   Operand<T> packed_x(x, dvalues ? s.num_rows : 0, together, x_scratch);
@@ -516,7 +523,7 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
         finish_tile(s, tile, value, packed_dy.panel(i), panel_at<T>(p0 + i, tokens), static_cast<const T*>(nullptr),
                     tile_dx, dx);
       };
-      if (count == num_threads) {
+      if (count >= num_threads) {
         // A whole panel per thread: what it has packed it also sweeps, from its own L2.
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < count; ++i) {

@@ -26,7 +26,8 @@ struct Element {
 int32_t block_for_sweep(double density) { return density >= 0.04 ? 128 : 512; }
 int32_t block_for_samples(double density) { return density >= 0.08 ? 128 : 256; }
 constexpr int32_t kSweepTile = 256;   // 64 KB of output
-constexpr int32_t kSamplesTile = 64;  // small, so that threads get equal shares
+// Small, so that threads get equal shares, also of a weight with few rows.
+int32_t tile_for_samples(int64_t num_rows) { return static_cast<int32_t>(std::clamp<int64_t>(num_rows / 8, 8, 64)); }
 
 int32_t clamped(int32_t wanted, int64_t size) {
   return static_cast<int32_t>(std::min<int64_t>(wanted, std::max<int64_t>(1, size)));
@@ -149,7 +150,7 @@ Samples make_samples(const std::vector<Element>& elements, int64_t num_rows, int
   s.num_rows = num_rows;
   s.num_columns = num_columns;
   s.num_elements = static_cast<int64_t>(elements.size());
-  s.tile_rows = clamped(kSamplesTile, num_rows);
+  s.tile_rows = clamped(tile_for_samples(num_rows), num_rows);
   s.block_columns = clamped(block_for_samples(density), num_columns);
   s.num_tiles = divide_up(num_rows, s.tile_rows);
   s.num_blocks = divide_up(num_columns, s.block_columns);
