@@ -70,7 +70,7 @@ def test_step_shows_the_share_of_refreshing(capsys: pytest.CaptureFixture[str]) 
 def test_select_is_compared_with_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--suite", "select", "--numel", "1000", "--repeats", "1"]) == 0
     out = capsys.readouterr().out
-    assert re.findall(r"^1,000 +(\d+%)( +[\d.]+×){2}$", out, re.MULTILINE)
+    assert re.findall(r"^1,000 +(\d+%)( +[\d.]+×){3}$", out, re.MULTILINE)
     assert re.findall(r"^1,000 +(\d+)%", out, re.MULTILINE) == ["1", "10", "50"]
 
 
