@@ -24,7 +24,7 @@ struct Element {
 // A block of 128 columns of a panel of 64 tokens just fits into L1. Where a row would have only a few elements in
 // it, loading and storing the output costs more than the products: larger blocks, from L2 with prefetching, win.
 int32_t block_for_sweep(double density) { return density >= 0.04 ? 128 : 512; }
-int32_t block_for_samples(double density) { return density >= 0.08 ? 128 : 256; }
+int32_t block_for_samples(double density) { return density >= 0.08 ? 128 : 512; }
 constexpr int32_t kSweepTile = 256;   // 64 KB of output
 // Small, so that threads get equal shares, also of a weight with few rows.
 int32_t tile_for_samples(int64_t num_rows) { return static_cast<int32_t>(std::clamp<int64_t>(num_rows / 8, 8, 64)); }
