@@ -1,5 +1,6 @@
 """Keeping freed memory: page faults are counted in a process of its own."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -26,6 +27,7 @@ def faults_of_ten_steps(what: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer brings its own malloc")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_kept_memory_is_not_faulted_in_again() -> None:
     default = faults_of_ten_steps("default")
