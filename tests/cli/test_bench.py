@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from topkast.bench.peak import why_not
 from topkast.cli.main import main
@@ -14,12 +12,7 @@ from topkast.cli.main import main
 SMALL = ["--tokens", "8", "--inputs", "32", "--outputs", "16", "--repeats", "1"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_linear_compares_every_engine_with_dense(capsys: pytest.CaptureFixture[str]) -> None:

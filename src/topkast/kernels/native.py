@@ -1,7 +1,7 @@
 """Engine `native`: our own C++ kernels for the CPU. Cost follows density, in time and in memory.
 
 The compiled core sees addresses and lengths; this file makes sure that they belong to contiguous CPU tensors
-of the right type. See `native/kernels_impl.hpp` for how it works.
+of the right type. See `native/sweep_impl.hpp` for how it works.
 """
 
 from __future__ import annotations

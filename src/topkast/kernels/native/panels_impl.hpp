@@ -1,0 +1,170 @@
+// Panels of tokens and how they are packed, for one instruction set.
+//
+// Like every *_impl.hpp this is included by one .cpp per instruction set, each compiled with its own flags and with
+// TOPKAST_ISA_NAMESPACE and TOPKAST_VECTOR_BYTES defined; everything is in that namespace, so that no inline function of
+// one instruction set is ever linked into another.
+#pragma once
+
+#include <omp.h>
+
+#include <cstdint>
+#include <cstdlib>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "kernels.hpp"
+
+namespace topkast {
+namespace TOPKAST_ISA_NAMESPACE {
+
+// In place of the standard library's: an inline function of its, compiled here with this instruction set, could be
+// the copy that the linker keeps for all of them.
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+template <typename T>
+inline void fill(T* first, T* last, T value) {
+  for (; first != last; ++first) *first = value;
+}
+
+constexpr int kRegisters = 8;  // accumulators: enough to hide the latency of a multiply-add
+
+template <typename T>
+struct Vector {
+  static constexpr int lanes = TOPKAST_VECTOR_BYTES / sizeof(T);
+  typedef T type __attribute__((vector_size(TOPKAST_VECTOR_BYTES), aligned(TOPKAST_VECTOR_BYTES), may_alias));
+  static constexpr int panel = kRegisters * lanes;  // tokens in a full panel
+};
+
+// Scratch memory that a thread keeps between calls.
+template <typename T>
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+  T* get(int64_t size) {
+    if (size > capacity_) {
+      std::free(data_);
+      capacity_ = size;
+      const size_t bytes = (static_cast<size_t>(size) * sizeof(T) + 63) / 64 * 64;
+      data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+      if (!data_) {
+        capacity_ = 0;
+        std::abort();  // out of memory inside a parallel region: there is no way to report it
+      }
+    }
+    return data_;
+  }
+
+ private:
+  T* data_ = nullptr;
+  int64_t capacity_ = 0;
+};
+
+// Tokens [first, first + count) padded to `width`, a multiple of the vector length.
+struct Panel {
+  int64_t first;
+  int64_t count;
+  int64_t width;
+};
+
+template <typename T>
+int64_t num_panels(int64_t tokens) {
+  return (tokens + Vector<T>::panel - 1) / Vector<T>::panel;
+}
+
+template <typename T>
+Panel panel_at(int64_t index, int64_t tokens) {
+  const int64_t first = index * Vector<T>::panel;
+  const int64_t count = smaller(Vector<T>::panel, tokens - first);
+  int64_t width = Vector<T>::panel;
+  while (width / 2 >= count && width / 2 >= Vector<T>::lanes) width /= 2;
+  return {first, count, width};
+}
+
+#if defined(__AVX2__)
+inline void transpose_8x8(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
+  __m256 r0 = _mm256_loadu_ps(in + 0 * in_stride), r1 = _mm256_loadu_ps(in + 1 * in_stride);
+  __m256 r2 = _mm256_loadu_ps(in + 2 * in_stride), r3 = _mm256_loadu_ps(in + 3 * in_stride);
+  __m256 r4 = _mm256_loadu_ps(in + 4 * in_stride), r5 = _mm256_loadu_ps(in + 5 * in_stride);
+  __m256 r6 = _mm256_loadu_ps(in + 6 * in_stride), r7 = _mm256_loadu_ps(in + 7 * in_stride);
+  __m256 a0 = _mm256_unpacklo_ps(r0, r1), a1 = _mm256_unpackhi_ps(r0, r1);
+  __m256 a2 = _mm256_unpacklo_ps(r2, r3), a3 = _mm256_unpackhi_ps(r2, r3);
+  __m256 a4 = _mm256_unpacklo_ps(r4, r5), a5 = _mm256_unpackhi_ps(r4, r5);
+  __m256 a6 = _mm256_unpacklo_ps(r6, r7), a7 = _mm256_unpackhi_ps(r6, r7);
+  __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xEE);
+  __m256 b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xEE);
+  __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xEE);
+  __m256 b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xEE);
+  _mm256_storeu_ps(out + 0 * out_stride, _mm256_permute2f128_ps(b0, b4, 0x20));
+  _mm256_storeu_ps(out + 1 * out_stride, _mm256_permute2f128_ps(b1, b5, 0x20));
+  _mm256_storeu_ps(out + 2 * out_stride, _mm256_permute2f128_ps(b2, b6, 0x20));
+  _mm256_storeu_ps(out + 3 * out_stride, _mm256_permute2f128_ps(b3, b7, 0x20));
+  _mm256_storeu_ps(out + 4 * out_stride, _mm256_permute2f128_ps(b0, b4, 0x31));
+  _mm256_storeu_ps(out + 5 * out_stride, _mm256_permute2f128_ps(b1, b5, 0x31));
+  _mm256_storeu_ps(out + 6 * out_stride, _mm256_permute2f128_ps(b2, b6, 0x31));
+  _mm256_storeu_ps(out + 7 * out_stride, _mm256_permute2f128_ps(b3, b7, 0x31));
+}
+#endif
+
+template <typename T>
+inline void transpose_8x8(const T* in, int64_t in_stride, T* out, int64_t out_stride) {
+  for (int i = 0; i < 8; ++i)
+    for (int j = 0; j < 8; ++j) out[j * out_stride + i] = in[i * in_stride + j];
+}
+
+// Columns ahead of which a row is asked for. The rows of a panel are too many streams for the hardware to foresee:
+// without this, packing takes 2.5 times as long when x is not in a near cache.
+constexpr int64_t kPackAhead = 64;
+
+// out[c * out_stride + r] = in[r * in_stride + c] for a rows x columns matrix. Blocks of 16 columns, so that the
+// lines of `in` are used whole while those of `out` are still in L1. `Far`: `in` is probably not in cache.
+template <bool Far, typename T>
+void transpose(const T* in, int64_t in_stride, int64_t rows, int64_t columns, T* out, int64_t out_stride) {
+  const int64_t whole_rows = rows / 8 * 8;
+  for (int64_t c0 = 0; c0 < columns; c0 += 16) {
+    const int64_t c1 = smaller(columns, c0 + 16);
+    for (int64_t r = 0; r < whole_rows; r += 8) {
+      int64_t c = c0;
+      for (int i = 0; Far && i < 8; ++i) __builtin_prefetch(in + (r + i) * in_stride + c0 + kPackAhead);
+      for (; c + 8 <= c1; c += 8) transpose_8x8(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
+      for (; c < c1; ++c)
+        for (int64_t i = r; i < r + 8; ++i) out[c * out_stride + i] = in[i * in_stride + c];
+    }
+    for (int64_t r = whole_rows; r < rows; ++r)
+      for (int64_t c = c0; c < c1; ++c) out[c * out_stride + r] = in[r * in_stride + c];
+  }
+}
+
+// Columns [c0, c1) of a panel of x: packed[c * width + t]. Padding tokens are zero.
+template <typename T>
+void pack(const T* x, int64_t num_columns, const Panel& p, int64_t c0, int64_t c1, T* packed) {
+  transpose<true>(x + p.first * num_columns + c0, num_columns, p.count, c1 - c0, packed + c0 * p.width, p.width);
+  if (p.count < p.width)
+    for (int64_t c = c0; c < c1; ++c)
+      fill(packed + c * p.width + p.count, packed + (c + 1) * p.width, T(0));
+}
+
+// A dense operand and room for some of its panels.
+template <typename T>
+struct Operand {
+  const T* data;
+  int64_t columns;
+  T* packed;
+  Operand(const T* data, int64_t columns, int64_t panels, Scratch<T>& scratch)
+      : data(data), columns(columns), packed(scratch.get(panels * columns * Vector<T>::panel)) {}
+  T* panel(int64_t i) const { return packed + i * columns * Vector<T>::panel; }
+};
+
+// Rows are visited in order of their number of elements: what comes next is not what follows in memory.
+template <typename T, int V>
+inline void prefetch_row(const T* row) {
+  const char* line = reinterpret_cast<const char*>(row);
+  for (int i = 0; i < V * TOPKAST_VECTOR_BYTES; i += 64) __builtin_prefetch(line + i);
+}
+
+// How many elements ahead a row of x is asked for when its block does not fit into L1.
+constexpr int kAhead = 8;
+constexpr int64_t kL1 = 32 * 1024;
+
+}  // namespace TOPKAST_ISA_NAMESPACE
+}  // namespace topkast

@@ -1,0 +1,142 @@
+// y = x A^T, for one instruction set.
+//
+// How it works. Tokens are taken in panels of 8 vectors. A panel of x is packed so that the tokens of one column are
+// contiguous; the output of a panel is kept the same way. One output row then lives in 8 vector registers while its
+// elements go by: each costs a broadcast and 8 fused multiply-adds from L1, and no store. (Looping row -> element ->
+// tokens instead stores the output row once per element: 15-50 GF/s on the machine where this gives 85-107.)
+#pragma once
+
+#include "panels_impl.hpp"
+
+namespace topkast {
+namespace TOPKAST_ISA_NAMESPACE {
+
+// y[0..V) += sum of value * x[column]; V vectors of tokens. Short panels take several elements at a time, so that
+// there are always enough independent sums to hide the latency.
+template <typename T, int V, bool Ahead>
+inline void accumulate(const T* x, const uint16_t* column, const T* value, int count, T* y) {
+  using vec = typename Vector<T>::type;
+  constexpr int chains = kRegisters / V;
+  constexpr int64_t width = V * Vector<T>::lanes;
+  auto fetch = [&](int e) {
+    if (Ahead) prefetch_row<T, V>(x + column[e + kAhead] * width);
+  };
+  vec acc[chains][V];
+  for (int v = 0; v < V; ++v) acc[0][v] = reinterpret_cast<const vec*>(y)[v];
+  for (int c = 1; c < chains; ++c)
+    for (int v = 0; v < V; ++v) acc[c][v] = vec{} ;
+  int e = 0;
+  for (; e + chains <= count; e += chains)
+    for (int c = 0; c < chains; ++c) {
+      fetch(e + c);
+      const vec* row = reinterpret_cast<const vec*>(x + column[e + c] * width);
+      for (int v = 0; v < V; ++v) acc[c][v] += value[e + c] * row[v];
+    }
+  for (; e < count; ++e) {
+    fetch(e);
+    const vec* row = reinterpret_cast<const vec*>(x + column[e] * width);
+    for (int v = 0; v < V; ++v) acc[0][v] += value[e] * row[v];
+  }
+  for (int c = 1; c < chains; ++c)
+    for (int v = 0; v < V; ++v) acc[0][v] += acc[c][v];
+  for (int v = 0; v < V; ++v) reinterpret_cast<vec*>(y)[v] = acc[0][v];
+}
+
+// One tile of output rows for one packed panel; y is tile_rows x width.
+template <typename T, int V, bool Ahead>
+void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, T* y) {
+  constexpr int64_t width = V * Vector<T>::lanes;
+  for (int64_t block = 0; block < s.num_blocks; ++block) {
+    const int64_t at = tile * s.num_blocks + block;
+    const T* x = packed + block * s.block_columns * width;
+    const uint16_t* column = s.column.data() + s.first_element[at];
+    const T* v = value + s.first_element[at];
+    for (int64_t i = s.first_segment[at]; i < s.first_segment[at + 1]; ++i) {
+      const Sweep::Segment segment = s.segments[i];
+      prefetch_row<T, V>(y + s.segments[i + 1].row * width);
+      accumulate<T, V, Ahead>(x, column, v, segment.count, y + segment.row * width);
+      column += segment.count;
+      v += segment.count;
+    }
+  }
+}
+
+template <typename T>
+void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, int64_t width, T* y) {
+  const bool ahead = s.block_columns * width * int64_t(sizeof(T)) > kL1;
+  switch (width / Vector<T>::lanes) {
+    case 8:
+      return ahead ? sweep_tile<T, 8, true>(s, tile, value, packed, y) : sweep_tile<T, 8, false>(s, tile, value, packed, y);
+    case 4: return sweep_tile<T, 4, false>(s, tile, value, packed, y);
+    case 2: return sweep_tile<T, 2, false>(s, tile, value, packed, y);
+    default: return sweep_tile<T, 1, false>(s, tile, value, packed, y);
+  }
+}
+
+// Sets each row of a tile to its bias, or to zero.
+template <typename T>
+void start_tile(const T* bias, int64_t rows, int64_t width, T* y) {
+  for (int64_t r = 0; r < rows; ++r) fill(y + r * width, y + (r + 1) * width, bias ? bias[r] : T(0));
+}
+
+// Starts the tile at the bias, sweeps it, and writes it to y.
+template <typename T>
+void finish_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, const Panel& p, const T* bias,
+                 T* scratch, T* y) {
+  const int64_t first_row = tile * s.tile_rows;
+  const int64_t rows = smaller(s.tile_rows, s.num_rows - first_row);
+  start_tile(bias ? bias + first_row : nullptr, rows, p.width, scratch);
+  sweep_tile(s, tile, value, packed, p.width, scratch);
+  transpose<false>(scratch, p.width, rows, p.count, y + p.first * s.num_rows + first_row, s.num_rows);
+}
+
+// The values in sweep order; called by all threads of a parallel region.
+template <typename T>
+void gather_values(const Sweep& s, const T* values, T* value) {
+  const int64_t n = s.num_elements();
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < n; ++i) value[i] = values[s.slot[i]];
+}
+
+template <typename T>
+void product(const Sweep& s, const T* values, const T* x, int64_t tokens, const T* bias, T* y, int num_threads) {
+  if (tokens == 0 || s.num_rows == 0) return;
+  thread_local Scratch<T> value_scratch;
+  T* value = value_scratch.get(s.num_elements());
+  const int64_t panels = num_panels<T>(tokens);
+  const bool few = panels < 2 * num_threads && num_threads > 1;
+  thread_local Scratch<T> shared_scratch;
+  const int64_t panel_size = s.num_columns * Vector<T>::panel;
+  T* shared = few ? shared_scratch.get(panels * panel_size) : nullptr;
+#pragma omp parallel num_threads(num_threads)
+  {
+    thread_local Scratch<T> packed_scratch, tile_scratch;
+    T* tile_y = tile_scratch.get(s.tile_rows * Vector<T>::panel);
+    gather_values(s, values, value);
+    if (few) {
+      // Fewer panels than would keep the threads busy: share the packing, then the tiles.
+      constexpr int64_t chunk = 256;
+      const int64_t chunks = (s.num_columns + chunk - 1) / chunk;
+#pragma omp for schedule(static) collapse(2)
+      for (int64_t i = 0; i < panels; ++i)
+        for (int64_t c = 0; c < chunks; ++c)
+          pack(x, s.num_columns, panel_at<T>(i, tokens), c * chunk, smaller(s.num_columns, (c + 1) * chunk),
+               shared + i * panel_size);
+#pragma omp for schedule(dynamic) collapse(2)
+      for (int64_t i = 0; i < panels; ++i)
+        for (int64_t tile = 0; tile < s.num_tiles; ++tile)
+          finish_tile(s, tile, value, shared + i * panel_size, panel_at<T>(i, tokens), bias, tile_y, y);
+    } else {
+      T* packed = packed_scratch.get(panel_size);
+#pragma omp for schedule(dynamic)
+      for (int64_t i = 0; i < panels; ++i) {
+        const Panel p = panel_at<T>(i, tokens);
+        pack(x, s.num_columns, p, 0, s.num_columns, packed);
+        for (int64_t tile = 0; tile < s.num_tiles; ++tile) finish_tile(s, tile, value, packed, p, bias, tile_y, y);
+      }
+    }
+  }
+}
+
+}  // namespace TOPKAST_ISA_NAMESPACE
+}  // namespace topkast
