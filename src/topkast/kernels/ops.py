@@ -160,14 +160,14 @@ def linear(
         raise ValueError(f"the input's last dimension must be {inputs}, got input of shape {tuple(x.shape)}")
     x, values, bias = _autocast(x, values, bias)  # pyright: ignore[reportAssignmentType]
     _check_operands(x, values, bias)
-    rows = x.reshape(-1, inputs)
+    rows = x if x.ndim == 2 else x.reshape(-1, inputs)
     if isinstance(engine, Auto):
         engine = engine.pick(plan, values, rows, transpose=transpose)
     if torch.compiler.is_compiling():
         y = torch.ops.topkast.linear(rows, values, bias, plan.handle, engine.name, transpose)
     else:
         y = _Linear.apply(rows, values, bias, engine, plan, transpose)
-    return y.view(*x.shape[:-1], outputs)
+    return y if x.ndim == 2 else y.view(*x.shape[:-1], outputs)
 
 
 def conv(

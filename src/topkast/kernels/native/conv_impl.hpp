@@ -96,29 +96,46 @@ template <typename T>
 void conv_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy, T* dvalues, int num_threads) {
   const int64_t pixels = g.batch * g.pixels(), panels = num_panels<T>(pixels);
   if (panels == 0 || s.num_elements == 0) return fill(dvalues, dvalues + s.num_elements, T(0));
-  const int64_t together = panels_together<T>(panels, s.num_rows + s.num_columns, num_threads);
+  const Lanes lanes = lanes_for<T>(panels, s.num_rows + s.num_columns);
+  const bool by_lane = lanes.suffice(num_threads);
+  const int64_t together = by_lane ? 0 : panels_together<T>(panels, s.num_rows + s.num_columns, num_threads);
   const int64_t left_size = s.num_rows * Vector<T>::panel, right_size = s.num_columns * Vector<T>::panel;
   thread_local Scratch<T> left_scratch, right_scratch, sums_scratch;
-  T* left = left_scratch.get(together * left_size);
-  T* right = right_scratch.get(together * right_size);
-  T* sums = sums_scratch.get(s.num_groups() * Samples::group);
+  T* all_left = left_scratch.get(together * left_size);
+  T* all_right = right_scratch.get(together * right_size);
+  const Sums<T> sums(s, lanes, sums_scratch);
 #pragma omp parallel num_threads(num_threads)
   {
     thread_local MapScratch map_scratch;
-    start_sums(s, sums);
-    for (int64_t p0 = 0; p0 < panels; p0 += together) {
-      const int64_t count = smaller(together, panels - p0);
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < count; ++i) {
-        const Panel p = panel_at<T>(p0 + i, pixels);
-        PatchMap<T>(planes(g, s.num_rows), p, map_scratch).pack(dy, 0, s.num_rows, left + i * left_size);
-        PatchMap<T>(g, p, map_scratch).pack(x, 0, s.num_columns, right + i * right_size);
+    // Packs panel i and says where it is and where its products go.
+    auto packed = [&](int64_t i, T* left, T* right) {
+      const Panel p = panel_at<T>(i, pixels);
+      PatchMap<T>(planes(g, s.num_rows), p, map_scratch).pack(dy, 0, s.num_rows, left);
+      PatchMap<T>(g, p, map_scratch).pack(x, 0, s.num_columns, right);
+      return Pair<T>{left, right, p.width, sums.lane(lanes.of(i))};
+    };
+    if (by_lane) {
+      thread_local Scratch<T> own_left_scratch, own_right_scratch;
+      T* left = own_left_scratch.get(left_size);
+      T* right = own_right_scratch.get(right_size);
+#pragma omp for schedule(dynamic)
+      for (int64_t lane = 0; lane < lanes.count; ++lane) {
+        sums.start(lane);
+        for (int64_t i = lanes.first(lane); i < lanes.first(lane + 1); ++i) sample_panel(s, packed(i, left, right));
       }
-      sample_panels(s, count, [&](int64_t i) {
-        return Pair<T>{left + i * left_size, right + i * right_size, panel_at<T>(p0 + i, pixels).width};
-      }, sums);
+    } else {
+      start_sums(sums, lanes);
+      for (int64_t p0 = 0; p0 < panels; p0 += together) {
+        const int64_t count = smaller(together, panels - p0);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < count; ++i) packed(p0 + i, all_left + i * left_size, all_right + i * right_size);
+        sample_panels<T>(s, count, [&](int64_t i) {
+          return Pair<T>{all_left + i * left_size, all_right + i * right_size, panel_at<T>(p0 + i, pixels).width,
+                         sums.lane(lanes.of(p0 + i))};
+        });
+      }
     }
-    collect_sums(s, sums, dvalues);
+    collect_sums(s, sums, lanes, dvalues);
   }
 }
 

@@ -45,6 +45,93 @@ void add_parts(const T* parts, int64_t count, int64_t columns, T* total) {
     for (int64_t i = 0; i < count; ++i) total[c] += parts[i * columns + c];
 }
 
+// What a backward pass is given and what it is to find: dx, dvalues and dbias, each null if it is not wanted.
+template <typename T>
+struct Backward {
+  const Sweep& s;
+  const Samples& m;
+  bool rows_are_outputs;  // of the weight (y = x A^T); else they are the inputs (y = x A)
+  const T* x;
+  const T* dy;
+  int64_t tokens;
+  T* dx;
+  T* dvalues;
+  T* dbias;
+
+  int64_t panels() const { return num_panels<T>(tokens); }
+  // One panel by one thread: dx and the parts of dbias, and both operands packed. What it has packed it also
+  // sweeps, from its own L2.
+  void prepare(int64_t panel, const T* value, T* tile, T* packed_dy, T* packed_x, T* parts) const {
+    const Panel p = panel_at<T>(panel, tokens);
+    pack(dy, s.num_columns, p, 0, s.num_columns, packed_dy);
+    if (dbias) column_sums(packed_dy, s.num_columns, p.width, parts);
+    for (int64_t i = 0; dx && i < s.num_tiles; ++i) finish_dx(i, p, value, tile, packed_dy);
+    if (dvalues) pack(x, s.num_rows, p, 0, s.num_rows, packed_x);
+  }
+  void finish_dx(int64_t i, const Panel& p, const T* value, T* tile, const T* packed_dy) const {
+    finish_tile(s, i, value, packed_dy, p, static_cast<const T*>(nullptr), tile, dx);
+  }
+  Pair<T> pair(int64_t panel, const T* packed_dy, const T* packed_x, T* sums) const {
+    const int64_t width = panel_at<T>(panel, tokens).width;
+    return rows_are_outputs ? Pair<T>{packed_dy, packed_x, width, sums} : Pair<T>{packed_x, packed_dy, width, sums};
+  }
+};
+
+// Each thread does whole lanes; called by all threads of a parallel region.
+template <typename T>
+void backward_by_lane(const Backward<T>& b, const Lanes& lanes, const T* value, const Sums<T>* sums, T* parts) {
+  thread_local Scratch<T> tile_scratch, dy_scratch, x_scratch;
+  T* tile = tile_scratch.get(b.s.tile_rows * Vector<T>::panel);
+  T* packed_dy = dy_scratch.get(b.s.num_columns * Vector<T>::panel);
+  T* packed_x = x_scratch.get(b.s.num_rows * Vector<T>::panel);
+#pragma omp for schedule(dynamic)
+  for (int64_t lane = 0; lane < lanes.count; ++lane) {
+    if (sums) sums->start(lane);
+    for (int64_t i = lanes.first(lane); i < lanes.first(lane + 1); ++i) {
+      b.prepare(i, value, tile, packed_dy, packed_x, parts + i * b.s.num_columns);
+      if (sums) sample_panel(b.m, b.pair(i, packed_dy, packed_x, sums->lane(lane)));
+    }
+  }
+  if (b.dbias) add_parts(parts, lanes.panels, b.s.num_columns, b.dbias);
+}
+
+// Threads take turns at the panels: first a panel each, or a piece of one, then some tiles of the weight gradient for all
+// of them. Called by all threads of a parallel region.
+template <typename T>
+void backward_together(const Backward<T>& b, const Lanes& lanes, const T* value, const Sums<T>* sums, T* parts,
+                       const Operand<T>& dy, const Operand<T>& x, int64_t together) {
+  thread_local Scratch<T> tile_scratch;
+  T* tile = tile_scratch.get(b.s.tile_rows * Vector<T>::panel);
+  if (sums) start_sums(*sums, lanes);
+  for (int64_t p0 = 0; p0 < lanes.panels; p0 += together) {
+    const int64_t count = smaller(together, lanes.panels - p0);
+    auto part = [&](int64_t i) { return parts + i * b.s.num_columns; };
+    if (count >= omp_get_num_threads()) {
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < count; ++i) b.prepare(p0 + i, value, tile, dy.panel(i), x.panel(i), part(i));
+    } else {
+      pack_panels(dy, x, p0, count, b.tokens);
+      if (b.dbias) {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < count; ++i)
+          column_sums(dy.panel(i), b.s.num_columns, panel_at<T>(p0 + i, b.tokens).width, part(i));
+      }
+      if (b.dx) {
+#pragma omp for schedule(dynamic) collapse(2) nowait
+        for (int64_t i = 0; i < count; ++i)
+          for (int64_t t = 0; t < b.s.num_tiles; ++t)
+            b.finish_dx(t, panel_at<T>(p0 + i, b.tokens), value, tile, dy.panel(i));
+      }
+    }
+    if (b.dbias) add_parts(parts, count, b.s.num_columns, b.dbias);
+    if (sums)
+      sample_panels<T>(b.m, count, [&](int64_t i) {
+        return b.pair(p0 + i, dy.panel(i), x.panel(i), sums->lane(lanes.of(p0 + i)));
+      });
+#pragma omp barrier
+  }
+}
+
 template <typename T>
 void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* values, const T* x, const T* dy,
               int64_t tokens, T* dx, T* dvalues, T* dbias, int num_threads) {
@@ -56,60 +143,25 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
     dvalues = nullptr;
   }
   if (!dx && !dvalues && !dbias) return;
-  const int64_t panels = num_panels<T>(tokens);
-  const int64_t together = panels_together<T>(panels, s.num_columns + s.num_rows, num_threads);
+  const Backward<T> b{s, m, rows_are_outputs, x, dy, tokens, dx, dvalues, dbias};
+  const Lanes lanes = lanes_for<T>(b.panels(), s.num_columns + s.num_rows);
+  const bool by_lane = lanes.suffice(num_threads);
+  const int64_t together = by_lane ? 0 : panels_together<T>(b.panels(), s.num_columns + s.num_rows, num_threads);
   thread_local Scratch<T> value_scratch, dy_scratch, x_scratch, sums_scratch, parts_scratch;
-  Operand<T> packed_dy(dy, s.num_columns, together, dy_scratch);
-  Operand<T> packed_x(x, dvalues ? s.num_rows : 0, together, x_scratch);
+  const Operand<T> packed_dy(dy, s.num_columns, together, dy_scratch);
+  const Operand<T> packed_x(x, dvalues ? s.num_rows : 0, together, x_scratch);
+  const Sums<T> all_sums(m, dvalues ? lanes : Lanes{0, 0}, sums_scratch);
+  const Sums<T>* sums = dvalues ? &all_sums : nullptr;
   T* value = dx ? value_scratch.get(s.num_elements()) : nullptr;
-  T* sums = dvalues ? sums_scratch.get(m.num_groups() * Samples::group) : nullptr;
-  T* parts = dbias ? parts_scratch.get(together * s.num_columns) : nullptr;
-  // The weight's rows are the outputs (y = x A^T) or the inputs (y = x A).
-  const Operand<T>& left = rows_are_outputs ? packed_dy : packed_x;
-  const Operand<T>& right = rows_are_outputs ? packed_x : packed_dy;
+  T* parts = dbias ? parts_scratch.get((by_lane ? b.panels() : together) * s.num_columns) : nullptr;
 #pragma omp parallel num_threads(num_threads)
   {
-    thread_local Scratch<T> tile_scratch;
-    T* tile_dx = dx ? tile_scratch.get(s.tile_rows * Vector<T>::panel) : nullptr;
     if (dx) gather_values(s, values, value);
-    if (dvalues) start_sums(m, sums);
-    for (int64_t p0 = 0; p0 < panels; p0 += together) {
-      const int64_t count = smaller(together, panels - p0);
-      auto finish_dx = [&](int64_t i, int64_t tile) {
-        finish_tile(s, tile, value, packed_dy.panel(i), panel_at<T>(p0 + i, tokens), static_cast<const T*>(nullptr),
-                    tile_dx, dx);
-      };
-      if (count >= num_threads) {
-        // A whole panel per thread: what it has packed it also sweeps, from its own L2.
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < count; ++i) {
-          const Panel p = panel_at<T>(p0 + i, tokens);
-          pack(dy, s.num_columns, p, 0, s.num_columns, packed_dy.panel(i));
-          if (dbias) column_sums(packed_dy.panel(i), s.num_columns, p.width, parts + i * s.num_columns);
-          for (int64_t tile = 0; dx && tile < s.num_tiles; ++tile) finish_dx(i, tile);
-          if (dvalues) pack(x, s.num_rows, p, 0, s.num_rows, packed_x.panel(i));
-        }
-      } else {
-        pack_panels(packed_dy, packed_x, p0, count, tokens);
-        if (dbias) {
-#pragma omp for schedule(static)
-          for (int64_t i = 0; i < count; ++i)
-            column_sums(packed_dy.panel(i), s.num_columns, panel_at<T>(p0 + i, tokens).width, parts + i * s.num_columns);
-        }
-        if (dx) {
-#pragma omp for schedule(dynamic) collapse(2) nowait
-          for (int64_t i = 0; i < count; ++i)
-            for (int64_t tile = 0; tile < s.num_tiles; ++tile) finish_dx(i, tile);
-        }
-      }
-      if (dbias) add_parts(parts, count, s.num_columns, dbias);
-      if (dvalues)
-        sample_panels(m, count, [&](int64_t i) {
-          return Pair<T>{left.panel(i), right.panel(i), panel_at<T>(p0 + i, tokens).width};
-        }, sums);
-#pragma omp barrier
-    }
-    if (dvalues) collect_sums(m, sums, dvalues);
+    if (by_lane)
+      backward_by_lane(b, lanes, value, sums, parts);
+    else
+      backward_together(b, lanes, value, sums, parts, packed_dy, packed_x, together);
+    if (dvalues) collect_sums(m, all_sums, lanes, dvalues);
   }
 }
 

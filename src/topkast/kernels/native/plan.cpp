@@ -25,7 +25,8 @@ struct Element {
 // it, loading and storing the output costs more than the products: larger blocks, from L2 with prefetching, win.
 int32_t block_for_sweep(double density) { return density >= 0.04 ? 128 : 512; }
 int32_t block_for_samples(double density) { return density >= 0.08 ? 128 : 512; }
-constexpr int32_t kSweepTile = 256;   // 64 KB of output
+// 128 KB of output: more rows use a block while it is in L1. A small weight has more tiles than threads all the same.
+int64_t tile_for_sweep(int64_t num_rows) { return num_rows >= 1024 ? 512 : 256; }
 // Small, so that threads get equal shares, also of a weight with few rows.
 int32_t tile_for_samples(int64_t num_rows) { return static_cast<int32_t>(std::clamp<int64_t>(num_rows / 8, 8, 64)); }
 
@@ -69,7 +70,7 @@ Sweep make_sweep(const std::vector<Element>& elements, int64_t num_rows, int64_t
       static_cast<double>(elements.size()) / std::max<double>(1.0, double(num_rows) * num_columns);
   s.num_rows = num_rows;
   s.num_columns = num_columns;
-  s.tile_rows = clamped(static_cast<int32_t>(std::max(taps, kSweepTile / taps * taps)), num_rows);
+  s.tile_rows = clamped(static_cast<int32_t>(std::max(taps, tile_for_sweep(num_rows) / taps * taps)), num_rows);
   s.block_columns = clamped(block_for_sweep(density), num_columns);
   s.num_tiles = divide_up(num_rows, s.tile_rows);
   s.num_blocks = divide_up(num_columns, s.block_columns);
