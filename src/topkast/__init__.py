@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from topkast import nn
 from topkast.convert import Handle, densify, sparsify
+from topkast.core.initial import Normal, TruncatedNormal, Uniform
 from topkast.kernels.memory import keep_freed_memory
 from topkast.methods import Method, Static, TopKAST
 
@@ -15,8 +16,11 @@ __version__ = version("topkast")
 __all__ = [
     "Handle",
     "Method",
+    "Normal",
     "Static",
     "TopKAST",
+    "TruncatedNormal",
+    "Uniform",
     "__version__",
     "densify",
     "keep_freed_memory",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from topkast.convert.attach import Attachment
 from topkast.convert.stats import LayerStats, layer_stats, table
 from topkast.core import optimizer_state
+from topkast.core.implicit import ImplicitReservoir
 from topkast.core.penalty import penalty
 from topkast.core.refresh import check_finite, move
 from topkast.core.select import generator_for
@@ -160,6 +161,17 @@ class Handle:
             weight.settle()
             self._followers[name].append(weight)
 
+    @torch.no_grad()
+    def materialise(self) -> None:
+        """Turns implicit reservoirs into stored ones; training goes on exactly as it would have.
+
+        Afterwards a layer's C takes the memory of a dense weight. For small models, and for comparing.
+        """
+        for weight in self.weights.values():
+            if isinstance(weight.reservoir, ImplicitReservoir):
+                stored = weight.reservoir.materialise(weight.indices, weight.active, weight.values)
+                weight.reservoir = stored.to(weight.device)
+
     def _after_step(self, attachment: Attachment, explored: dict[str, bool]) -> None:
         due = [n for n, w in attachment.weights.items() if self.method.is_due(w.steps)]
         if due:
@@ -171,13 +183,10 @@ class Handle:
         for name in names:
             check_finite(self.weights[name])
             self._check_averages(name)
-        chosen = {}
         for name in names:
             w = self.weights[name]
             generator = generator_for(int(w.key), w.steps)
-            chosen[name] = self.method.choose(w.full_theta(), w.counts, generator)
-        for name, sets in chosen.items():
-            w = self.weights[name]
+            sets = self.method.choose(w.full_theta(), w.counts, generator)
             slots = move(w, sets, explored=explored[name])
             optimizer = self._optimizer_of(name)
             if optimizer is not None:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from topkast.convert.choose import Skip, choose
 from topkast.convert.find import Findings, WeightGroup, find
 from topkast.convert.handle import Handle
+from topkast.convert.meta import Init, Initialise, bring_to_life, check_init, check_rest, initial_of
+from topkast.core.build import implicit_weight, stored_weight
 from topkast.core.distribution import Distribution, spread
 from topkast.core.loading import check_states
-from topkast.core.reservoir import DenseTheta
-from topkast.core.select import derive_key, generator_for
+from topkast.core.select import derive_key
 from topkast.core.sets import Counts
 from topkast.core.weight import SparseWeight
 from topkast.kernels.engines import check_engine, why_not
@@ -30,9 +31,12 @@ def sparsify(
     keep_dense: Collection[str] | str = (),
     distribution: Distribution = "uniform",
     budget: Literal["layers", "model"] = "layers",
-    reservoir: Literal["stored"] = "stored",
+    reservoir: Literal["stored", "implicit"] = "stored",
     engine: str = "auto",
     seed: int | None = None,
+    init: Init | None = None,
+    initialise: Initialise | None = None,
+    device: torch.device | str = "cpu",
 ) -> Handle:
     """Makes a model sparse, in place, and returns the handle to it.
 
@@ -52,11 +56,19 @@ def sparsify(
         budget: What the sparsities count. "layers": the weights of the sparse layers. "model": all of the
             model's parameters, biases, norms and skipped layers included; the sparse layers make up for
             those, so that an 80 % model has exactly 20 % of its parameters.
-        reservoir: How C is kept. "stored" keeps it as given.
+        reservoir: How C is kept. "stored" keeps it as given. "implicit" keeps a key instead: for a model
+            built on the meta device, whose weights are then drawn without ever being there.
         engine: "native" (our kernels, CPU), "csr" (torch.sparse), "masked" (dense kernels, any device), or
             "auto": for each layer the one that is the fastest in the first training pass.
         seed: For random choices (`Static`, random exploration). By default drawn from torch's generator,
-            so that `torch.manual_seed` fixes it.
+            so that `torch.manual_seed` fixes it. With an implicit reservoir it also decides θ⁰ and the dense
+            rest, by the names of the layers.
+        init: With an implicit reservoir, the distribution of θ⁰: a name ("kaiming_normal", "xavier_uniform",
+            …), `topkast.Normal(0.02)` and the like, or a mapping from names or globs to these. By default
+            each layer's own.
+        initialise: With an implicit reservoir, called with each module that stays dense and was on the meta
+            device, after its own `reset_parameters`.
+        device: With an implicit reservoir, where the model comes to life.
 
     Raises:
         TypeError: `model` or `method` is of the wrong type.
@@ -65,6 +77,11 @@ def sparsify(
         RuntimeError: The model is already sparse.
     """
     _check_arguments(model, method, budget, reservoir, engine)
+    is_implicit = reservoir == "implicit"
+    if not is_implicit and (init is not None or initialise is not None):
+        raise ValueError(
+            '`init` and `initialise` are for reservoir="implicit": a stored one keeps what is given'
+        )
     findings = find(model)
     if "" in findings.attentions or any("" in group.names for group in findings.groups):
         raise ValueError(
@@ -83,17 +100,27 @@ def sparsify(
     )
     if seed is None:
         seed = int(torch.randint(2**62, ()))
+    if is_implicit:
+        check_init(init, groups)
+        replaced = {id(m.layer) for group in groups for m in group.members}
+        check_rest(model, replaced, initialise)
     replacements: dict[int, nn.Module] = {}
     fallbacks: dict[str, str] = {}
     for group in groups:
-        _check_weight(group.name, group.parameter)
-        weight = _make_weight(group, method, counts[group.name], seed)
+        if is_implicit:
+            _check_empty(group.name, group.parameter)
+            weight = _draw_weight(group, method, counts[group.name], seed, init, device)
+        else:
+            _check_weight(group.name, group.parameter)
+            weight = _keep_weight(group, method, counts[group.name], seed)
         for member in group.members:
             replacements[id(member.layer)] = _make_layer(member.sparse_type, member.layer, weight)
         _choose_engine(weight, group, replacements, engine, fallbacks)
 
     # Nothing below can fail for a reason of the caller's: from here on the model changes.
     _swap(model, findings, replacements)
+    if is_implicit:
+        bring_to_life(model, torch.device(device), seed, initialise)
     model.register_load_state_dict_pre_hook(check_states)
     return Handle(model, method, left_dense=findings.left_dense, fallbacks=fallbacks)
 
@@ -105,8 +132,8 @@ def _check_arguments(model: nn.Module, method: Method, budget: str, reservoir: s
         raise TypeError(f"`method` must be a method such as topkast.TopKAST(0.9, 0.8), got {method!r}")
     if budget not in ("layers", "model"):
         raise ValueError(f"`budget` must be 'layers' or 'model', got {budget!r}")
-    if reservoir != "stored":
-        raise ValueError(f"`reservoir` must be 'stored', got {reservoir!r}")
+    if reservoir not in ("stored", "implicit"):
+        raise ValueError(f"`reservoir` must be 'stored' or 'implicit', got {reservoir!r}")
     check_engine(engine)
     sparse = [name for name, m in model.named_modules() if isinstance(m, SparseLayer)]
     if sparse:
@@ -133,7 +160,8 @@ def _check_weight(name: str, parameter: Tensor) -> None:
     if parameter.is_meta:
         raise ValueError(
             f"layer {name!r} is on the meta device and has no values; "
-            "initialise the model on a real device first (`model.to_empty(device=…)`, then its own init)"
+            'use reservoir="implicit", or initialise the model on a real device first '
+            "(`model.to_empty(device=…)`, then its own init)"
         )
     if not parameter.is_floating_point():
         raise ValueError(f"layer {name!r} must have floating-point weights, got {parameter.dtype}")
@@ -147,21 +175,45 @@ def _check_weight(name: str, parameter: Tensor) -> None:
         )
 
 
-@torch.no_grad()
-def _make_weight(group: WeightGroup, method: Method, counts: Counts, seed: int) -> SparseWeight:
-    parameter = group.parameter.detach()
-    key = derive_key(seed, group.name)
-    theta = DenseTheta(parameter.reshape(-1))
-    sets = method.choose(theta, counts, generator_for(key, 0)).to(parameter.device)
-    return SparseWeight(
-        parameter,
-        sets,
-        method.make_reservoir(parameter, sets),
-        name=group.name,
-        key=key,
-        explore_until=method.exploration_end(),
-        requires_grad=group.parameter.requires_grad,
-    )
+def _check_empty(name: str, parameter: Tensor) -> None:
+    if not parameter.is_meta:
+        raise ValueError(
+            f"layer {name!r} has values, which an implicit reservoir cannot hold: it only knows weights that "
+            'were drawn at random. Use reservoir="stored" to keep them, or build the model without them: '
+            '`with torch.device("meta"): model = …`'
+        )
+    if parameter.numel() == 0:
+        raise ValueError(f"layer {name!r} has an empty weight of shape {tuple(parameter.shape)}")
+
+
+def _keep_weight(group: WeightGroup, method: Method, counts: Counts, seed: int) -> SparseWeight:
+    key, grad = derive_key(seed, group.name), group.parameter.requires_grad
+    return stored_weight(group.parameter, method, counts, name=group.name, key=key, requires_grad=grad)
+
+
+def _draw_weight(
+    group: WeightGroup,
+    method: Method,
+    counts: Counts,
+    seed: int,
+    init: Init | None,
+    device: torch.device | str,
+) -> SparseWeight:
+    distribution = initial_of(group, init)
+    try:
+        return implicit_weight(
+            tuple(group.parameter.shape),
+            distribution,
+            method,
+            counts,
+            name=group.name,
+            key=derive_key(seed, group.name),
+            dtype=group.parameter.dtype,
+            device=device,
+            requires_grad=group.parameter.requires_grad,
+        )
+    except ValueError as error:
+        raise ValueError(f"layer {group.name!r}: {error}") from None
 
 
 def _make_layer(sparse_type: type[SparseLayer], dense: nn.Module, weight: SparseWeight) -> SparseLayer:

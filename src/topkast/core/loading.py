@@ -48,7 +48,6 @@ def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str
     if missing:
         raise ValueError(f"{where}: {', '.join(missing)} missing; a state is loaded whole")
     _check_shapes(weight, found, where)
-    _check_reservoir(weight, state_dict, prefix, where)
     problem = check_positions(found["indices"], found["active"], weight.numel())
     if problem is not None:
         raise ValueError(f"{where}: {problem}")
@@ -57,6 +56,7 @@ def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str
         raise ValueError(f"{where}: |A| must be {weight.counts.forward}, got {num_active}; {_SPARSITY_HINT}")
     if int(found["step"]) < 0:
         raise ValueError(f"{where}: step must not be negative, got {int(found['step'])}")
+    _check_reservoir(weight, state_dict, prefix, where)  # last: it relies on sound positions of B
 
 
 def _check_shapes(weight: SparseWeight, found: Mapping[str, Tensor], where: str) -> None:
@@ -92,13 +92,12 @@ def _check_choices(choices: Tensor, where: str) -> None:
 
 
 def _check_reservoir(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str, where: str) -> None:
-    for name, mine in weight.reservoir.named_buffers():
+    found: dict[str, Tensor] = {}
+    for name, _ in weight.reservoir.named_buffers():
         key = f"{prefix}reservoir.{name}"
         if key not in state_dict:
             raise ValueError(f"{where}: {key} missing; sparsify with the reservoir the state was saved with")
-        theirs = state_dict[key]
-        if theirs.shape != mine.shape:
-            raise ValueError(
-                f"{where}: {key} must have shape {tuple(mine.shape)} for a dense weight of "
-                f"{tuple(weight.shape)}, got {tuple(theirs.shape)}"
-            )
+        found[name] = state_dict[key]
+    problem = weight.reservoir.problem(found, state_dict[prefix + "indices"])
+    if problem is not None:
+        raise ValueError(f"{where}: {problem} (dense weight: {tuple(weight.shape)})")

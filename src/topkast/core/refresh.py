@@ -73,6 +73,7 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     source, entering, leaving = match(old, sets.indices)
     was_active = weight.active.index_select(0, source).index_fill_(0, entering, False)
     entering_a = torch.nonzero(sets.active & ~was_active).flatten()
+    left_a = torch.cat([sets.indices[was_active & ~sets.active], old[leaving[weight.active[leaving]]]])
 
     values = weight.values.detach().index_select(0, source)
     values[entering] = weight.reservoir.exchange(
@@ -83,7 +84,7 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     weight.active.copy_(sets.active)
     # A's size is fixed, so as many elements leave it as enter it.
     weight.changed.fill_(2 * entering_a.numel())
-    weight.reservoir.record(sets.indices[entering], sets.indices[entering_a])
+    weight.reservoir.record(sets.indices[entering], sets.indices[entering_a], left_a)
 
     slots = SlotMap(source, _reset_slots(weight, entering, was_active, explored=explored))
     if weight.values.grad is not None:

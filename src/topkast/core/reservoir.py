@@ -7,6 +7,7 @@ that enter B are fetched.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -61,12 +62,19 @@ class Reservoir(nn.Module):
         """Takes the leavers back and hands out the entrants' values."""
 
     @abstractmethod
-    def record(self, entered_b: Tensor, entered_a: Tensor) -> None:
-        """Notes which elements have entered B and A at a refresh."""
+    def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
+        """Notes which elements have entered B, entered A and left A at a refresh."""
 
     @abstractmethod
     def used(self) -> tuple[float, float]:
         """Shares of the initial C that have been in B, and in A, at some time."""
+
+    def problem(self, state: Mapping[str, Tensor], indices: Tensor) -> str | None:
+        """Says why a state with B at `indices` cannot be loaded, or None. `state` has all buffers by name."""
+        for name, mine in self.named_buffers():
+            if state[name].shape != mine.shape:
+                return f"reservoir.{name} must have shape {tuple(mine.shape)}, got {tuple(state[name].shape)}"
+        return None
 
 
 # What `StoredReservoir.history` says of an element.
@@ -106,11 +114,17 @@ class StoredReservoir(Reservoir):
         self.rest[leaving] = leaving_values
         return entrants
 
-    def record(self, entered_b: Tensor, entered_a: Tensor) -> None:
+    def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
         # A code only ever grows, and what started in B is not part of the initial C.
         for positions, code in ((entered_b, _BEEN_IN_B), (entered_a, _BEEN_IN_A)):
             now = self.history[positions]
             self.history[positions] = torch.where(now == _INITIAL, now, now.clamp(min=code))
+
+    def take_history(self, initial: Tensor, been_in_b: Tensor, been_in_a: Tensor) -> None:
+        """Sets the history from one bool per element each: in the first B; in B, and in A, at some time."""
+        self.history.fill_(_NEVER)
+        for flags, code in ((been_in_b, _BEEN_IN_B), (been_in_a, _BEEN_IN_A), (initial, _INITIAL)):
+            self.history[flags.to(self.history.device)] = code
 
     def used(self) -> tuple[float, float]:
         counts = torch.bincount(self.history, minlength=4)
@@ -139,7 +153,7 @@ class EmptyReservoir(Reservoir):
     def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
         return leaving_values.new_zeros(entering.numel())
 
-    def record(self, entered_b: Tensor, entered_a: Tensor) -> None:
+    def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
         pass
 
     def used(self) -> tuple[float, float]:

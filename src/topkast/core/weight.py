@@ -53,7 +53,8 @@ class SparseWeight(nn.Module):
 
     def __init__(
         self,
-        theta: Tensor,
+        shape: tuple[int, ...],
+        values: Tensor,
         sets: Sets,
         reservoir: Reservoir,
         *,
@@ -64,18 +65,17 @@ class SparseWeight(nn.Module):
         requires_grad: bool = True,
     ) -> None:
         super().__init__()
-        self.shape = theta.shape
+        self.shape = torch.Size(shape)
         self.name = name
         self.engine = engine
         self.explore_until = explore_until
-        self.counts = Counts(theta.numel(), int(sets.active.sum()), sets.indices.numel())
-        device = theta.device
-        values = theta.detach().reshape(-1).index_select(0, sets.indices)
-        self.values = nn.Parameter(values, requires_grad=requires_grad)
-        indices = sets.indices.to(index_dtype(theta.numel()))
+        self.counts = Counts(self.shape.numel(), int(sets.active.sum()), sets.indices.numel())
+        device = values.device
+        self.values = nn.Parameter(values.detach(), requires_grad=requires_grad)
+        indices = sets.indices.to(index_dtype(self.counts.numel))
         self.register_buffer("indices", indices)
         self.register_buffer("active", sets.active.clone())
-        self.register_buffer("dims", torch.tensor(theta.shape, dtype=torch.int64, device=device))
+        self.register_buffer("dims", torch.tensor(self.shape, dtype=torch.int64, device=device))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("changed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("key", torch.tensor(key, dtype=torch.int64, device=device))

@@ -52,23 +52,36 @@ def can_select(numbers: Tensor) -> bool:
     return is_present(numbers.device) and numbers.dtype in _SUFFIX
 
 
+def threads_for(numel: int) -> int:
+    """How many threads to use for a pass over so many numbers: waking another one takes longer than a few."""
+    return torch.get_num_threads() if numel >= 1 << 14 else 1
+
+
 def top_k(numbers: Tensor, k: int) -> Tensor:
     """Positions of the k largest |numbers|, ties to the smaller position, increasing. O(n), threaded."""
     numbers = numbers.detach().contiguous()
     out = torch.empty(k, dtype=torch.int64)
     select = getattr(_native, f"top_k_{_SUFFIX[numbers.dtype]}")
-    select(numbers.data_ptr(), numbers.numel(), k, out.data_ptr(), k, torch.get_num_threads())
+    select(numbers.data_ptr(), numbers.numel(), k, out.data_ptr(), k, threads_for(numbers.numel()))
     return out
 
 
+def kth_magnitude(numbers: Tensor, k: int) -> float:
+    """The k-th largest of |numbers|, k from 1 on."""
+    numbers = numbers.detach().contiguous()
+    find = getattr(_native, f"kth_magnitude_{_SUFFIX[numbers.dtype]}")
+    return find(*_buffer(numbers), k, threads_for(numbers.numel()))
+
+
 def match(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `core.select.match`: the same in one pass over both lists."""
+    """See `core.select.match`: the same in two passes over both lists."""
     assert _native is not None  # `is_present` was asked
-    source, entering = torch.empty_like(after), torch.empty_like(after)
-    leaving = torch.empty_like(before)
-    buffers = (before.contiguous(), after.contiguous(), source, entering, leaving)
-    num_entering, num_leaving = _native.match(*(n for b in buffers for n in _buffer(b)))
-    return source, entering[:num_entering].clone(), leaving[:num_leaving].clone()
+    before, after = before.contiguous(), after.contiguous()
+    num_entering, num_leaving = _native.count_unmatched(*_buffer(before), *_buffer(after))
+    source = torch.empty_like(after)
+    entering, leaving = after.new_empty(num_entering), after.new_empty(num_leaving)
+    _native.match(*(n for b in (before, after, source, entering, leaving) for n in _buffer(b)))
+    return source, entering, leaving
 
 
 def _computed(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from topkast.core.distribution import check_sparsities
-from topkast.core.reservoir import EmptyReservoir, Reservoir, StoredReservoir, Theta
+from topkast.core.reservoir import Theta
 from topkast.core.sets import Counts, Sets
 
 
@@ -44,9 +44,10 @@ class Method(ABC):
     def choose(self, theta: Theta, counts: Counts, generator: torch.Generator) -> Sets:
         """The sets for the present θ. `generator` depends on the weight's key and the step alone."""
 
-    def make_reservoir(self, theta: torch.Tensor, sets: Sets) -> Reservoir:
-        """What is kept of C. Methods that never fetch from it keep nothing."""
-        return StoredReservoir(theta, sets.indices)
+    @property
+    def fetches(self) -> bool:
+        """Whether elements of C may enter B later, so that something has to be known of them."""
+        return True
 
 
 class FixedSets(Method):
@@ -55,5 +56,6 @@ class FixedSets(Method):
     def is_due(self, step: int) -> bool:
         return False
 
-    def make_reservoir(self, theta: torch.Tensor, sets: Sets) -> Reservoir:
-        return EmptyReservoir(theta.numel())
+    @property
+    def fetches(self) -> bool:
+        return False

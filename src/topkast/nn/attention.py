@@ -15,6 +15,13 @@ from torch import Tensor, nn
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
+def packed_bound(attention: MultiheadAttention, shape: tuple[int, ...]) -> float:
+    """Xavier's bound for a query, key or value projection; torch takes it of all three packed into one."""
+    rows, columns = shape
+    is_packed = attention.kdim == attention.vdim == attention.embed_dim
+    return math.sqrt(6 / ((3 * rows if is_packed else rows) + columns))
+
+
 class MultiheadAttention(nn.Module):
     """Does what `nn.MultiheadAttention` does, with the same arguments and the same results."""
 
@@ -39,6 +46,20 @@ class MultiheadAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = (_linear(w, b) for w, b in zip(weights, biases, strict=True))
         self.out_proj = original.out_proj
         self.train(original.training)
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Initialises what torch's layer initialises in its own way, as far as it is dense."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            if isinstance(projection, nn.Linear):
+                bound = packed_bound(self, tuple(projection.weight.shape))
+                projection.weight.uniform_(-bound, bound)
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if projection.bias is not None:
+                projection.bias.zero_()
+        for bias in (self.bias_k, self.bias_v):
+            if bias is not None:
+                nn.init.xavier_normal_(bias)
 
     def to_packed(self) -> nn.MultiheadAttention:
         """The torch layer, once all four projections are dense."""

@@ -10,9 +10,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "bindings.hpp"
 #include "kernels.hpp"
 #include "match.hpp"
-#include "pages.hpp"
 #include "plan.hpp"
 #include "select.hpp"
 #include "table.hpp"
@@ -21,36 +21,6 @@ namespace nb = nanobind;
 using namespace topkast;
 
 namespace {
-
-using Address = uintptr_t;
-
-template <typename T>
-T* checked(const char* name, Address address, int64_t length, int64_t expected) {
-  if (length != expected)
-    throw std::invalid_argument(std::string(name) + " must have " + std::to_string(expected) + " numbers, got " +
-                                std::to_string(length));
-  if (address == 0 && expected > 0) throw std::invalid_argument(std::string(name) + " has no memory");
-  return reinterpret_cast<T*>(address);
-}
-
-// Memory that a kernel overwrites.
-template <typename T>
-T* output(const char* name, Address address, int64_t length, int64_t expected) {
-  T* memory = checked<T>(name, address, length, expected);
-  prefer_large_pages(memory, expected * static_cast<int64_t>(sizeof(T)));
-  return memory;
-}
-
-int checked_threads(int num_threads) {
-  if (num_threads < 1) throw std::invalid_argument("num_threads must be at least 1, got " + std::to_string(num_threads));
-  return num_threads;
-}
-
-int64_t checked_product(int64_t a, int64_t b) {
-  int64_t c;
-  if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &c)) throw std::invalid_argument("a size overflows 64 bits");
-  return c;
-}
 
 // Python takes ownership.
 Plan* make_plan(int64_t num_rows, int64_t num_columns, Address positions, int index_bytes, Address active,
@@ -218,14 +188,26 @@ void lookup_grad(const Table& table, Address ids, int64_t tokens, Address grad, 
                     checked<T>("dvalues", dvalues, dvalues_length, table.num_slots()), checked_threads(num_threads));
 }
 
-std::pair<int64_t, int64_t> match_positions(Address before, int64_t num_before, Address after, int64_t num_after,
-                                            Address source, int64_t source_length, Address entering,
-                                            int64_t entering_length, Address leaving, int64_t leaving_length) {
-  return match(checked<const int64_t>("before", before, num_before, num_before), num_before,
-               checked<const int64_t>("after", after, num_after, num_after), num_after,
-               checked<int64_t>("source", source, source_length, num_after),
-               checked<int64_t>("entering", entering, entering_length, num_after),
-               checked<int64_t>("leaving", leaving, leaving_length, num_before));
+std::pair<int64_t, int64_t> count_positions(Address before, int64_t num_before, Address after, int64_t num_after) {
+  return count_unmatched(checked<const int64_t>("before", before, num_before, num_before), num_before,
+                         checked<const int64_t>("after", after, num_after, num_after), num_after);
+}
+
+void match_positions(Address before, int64_t num_before, Address after, int64_t num_after, Address source,
+                     int64_t source_length, Address entering, int64_t entering_length, Address leaving,
+                     int64_t leaving_length) {
+  const auto [num_entering, num_leaving] = count_positions(before, num_before, after, num_after);
+  match(reinterpret_cast<const int64_t*>(before), num_before, reinterpret_cast<const int64_t*>(after), num_after,
+        checked<int64_t>("source", source, source_length, num_after),
+        checked<int64_t>("entering", entering, entering_length, num_entering),
+        checked<int64_t>("leaving", leaving, leaving_length, num_leaving));
+}
+
+template <typename T>
+T kth(Address x, int64_t length, int64_t k, int num_threads) {
+  if (k < 1 || k > length)
+    throw std::invalid_argument("k must lie in [1, " + std::to_string(length) + "], got " + std::to_string(k));
+  return kth_magnitude(checked<const T>("x", x, length, length), length, k, checked_threads(num_threads));
 }
 
 }  // namespace
@@ -259,6 +241,10 @@ NB_MODULE(_native, m) {
   m.def("conv_double", &conv<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("conv_backward_float", &conv_backward<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("conv_backward_double", &conv_backward<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("kth_magnitude_float", &kth<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("kth_magnitude_double", &kth<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("count_unmatched", &count_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("match", &match_positions, nb::call_guard<nb::gil_scoped_release>());
+  bind_stream(m);
   m.def("isa", [] { return std::string(kernels<float>().name); });
 }

@@ -7,9 +7,9 @@
 namespace topkast {
 
 // For each i < num_after: source[i] is the place of after[i] in `before`, or 0 if it is not there, and then i is added
-// to `entering`. Places of `before` that are not in `after` are added to `leaving`. Room: num_after, num_after, num_before.
-// Returns how many enter and how many leave. One pass over both lists.
-inline std::pair<int64_t, int64_t> match(const int64_t* before, int64_t num_before, const int64_t* after,
+// to `entering`. Places of `before` that are not in `after` are added to `leaving`. Room for `entering` and `leaving`: what
+// `count_unmatched` says.
+inline void match(const int64_t* before, int64_t num_before, const int64_t* after,
                                          int64_t num_after, int64_t* source, int64_t* entering, int64_t* leaving) {
   int64_t b = 0, num_entering = 0, num_leaving = 0;
   for (int64_t a = 0; a < num_after; ++a) {
@@ -22,7 +22,19 @@ inline std::pair<int64_t, int64_t> match(const int64_t* before, int64_t num_befo
     }
   }
   while (b < num_before) leaving[num_leaving++] = b++;
-  return {num_entering, num_leaving};
+}
+
+// How many would enter and how many would leave.
+inline std::pair<int64_t, int64_t> count_unmatched(const int64_t* before, int64_t num_before, const int64_t* after,
+                                                   int64_t num_after) {
+  int64_t a = 0, b = 0, common = 0;
+  while (a < num_after && b < num_before) {
+    common += before[b] == after[a];
+    const bool next_b = before[b] <= after[a], next_a = after[a] <= before[b];
+    b += next_b;
+    a += next_a;
+  }
+  return {num_after - common, num_before - common};
 }
 
 }  // namespace topkast

@@ -1,0 +1,161 @@
+"""Models built on the meta device: the initial distribution of each layer, and how the dense rest starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from topkast.convert.find import Candidate, WeightGroup
+from topkast.core.distribution import matches, nearest
+from topkast.core.initial import Initial, Normal, Uniform, fans, initial
+from topkast.core.select import derive_key
+from topkast.nn.attention import MultiheadAttention, packed_bound
+from topkast.nn.base import SparseLayer
+from topkast.nn.linear import Conv1D
+
+Init = str | Initial | Mapping[str, str | Initial]
+Initialise = Callable[[nn.Module], Any]
+
+
+def initial_of(group: WeightGroup, init: Init | None) -> Initial:
+    """The distribution of a weight's θ⁰: what `init` says, else the layer's own.
+
+    Raises:
+        ValueError: A distribution without a known quantile function, or a layer that needs stored weights.
+    """
+    shape = tuple(group.parameter.shape)
+    for member in group.members:
+        if getattr(member.layer, "padding_idx", None) is not None:
+            raise ValueError(
+                f"layer {member.name!r} has a padding row, which starts at zero: no implicit reservoir knows "
+                'it; leave the layer dense with skip, or use reservoir="stored"'
+            )
+    wanted = _wanted(init, group.names)
+    try:
+        return _own(group.members[0], shape) if wanted is None else initial(wanted, shape)
+    except ValueError as error:
+        raise ValueError(f"layer {group.name!r}: {error}") from None
+
+
+def check_init(init: Init | None, groups: list[WeightGroup]) -> None:
+    """Raises if a pattern of `init` matches no sparse layer."""
+    names = [name for group in groups for name in group.names]
+    for pattern in init if isinstance(init, Mapping) else ():
+        if not any(matches(pattern, name) for name in names):
+            raise ValueError(
+                f"`init` names {pattern!r}, which matches no sparse layer; "
+                f"there are {nearest(pattern, names)}"
+            )
+
+
+def _wanted(init: Init | None, names: list[str]) -> str | Initial | None:
+    if not isinstance(init, Mapping):
+        return init
+    hits = [which for pattern, which in init.items() if any(matches(pattern, name) for name in names)]
+    return hits[-1] if hits else None
+
+
+def _own(member: Candidate, shape: tuple[int, ...]) -> Initial:
+    """What the layer's own `reset_parameters` draws its weight from."""
+    layer = member.layer
+    if member.attention is not None and not member.name.endswith("out_proj"):
+        return Uniform(packed_bound(member.attention, shape))
+    if member.sparse_type is Conv1D:
+        return Normal(0.02)
+    for known in (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        if isinstance(layer, known):
+            if type(layer).reset_parameters is not known.reset_parameters:
+                break
+            return Normal(1.0) if known is nn.Embedding else initial("torch", shape)
+    raise ValueError(
+        f"{type(layer).__name__} has an initialisation of its own, whose distribution is not known; "
+        f"name it with `init`, such as init={{{member.name!r}: topkast.Normal(0.02)}}"
+    )
+
+
+# ---- the dense rest -----------------------------------------------------------------------------------
+
+
+def check_rest(model: nn.Module, replaced: set[int], initialise: Initialise | None) -> None:
+    """Raises if a module that stays dense is on the meta device and nothing says how it starts.
+
+    Args:
+        replaced: Ids of the modules that become sparse.
+    """
+    for path, module in model.named_modules():
+        names = _meta_names(module)
+        if id(module) in replaced or not names or initialise is not None or _own_start(module) is not None:
+            continue
+        raise ValueError(
+            f"module {path!r} ({type(module).__name__}) is on the meta device and has no `reset_parameters` "
+            f"for its {', '.join(names)}; say how it starts with `initialise`, a function called with "
+            "each such module once it has memory"
+        )
+
+
+@torch.no_grad()
+def bring_to_life(model: nn.Module, device: torch.device, seed: int, initialise: Initialise | None) -> None:
+    """Gives memory to everything that is still on the meta device, and lets each module initialise itself.
+
+    A module's random numbers depend on the seed and its path alone. Parts start before the whole, which may
+    want to change them, as `nn.MultiheadAttention` does.
+    """
+    waiting = [(path, module) for path, module in model.named_modules() if _meta_names(module)]
+    made: dict[int, Tensor] = {}
+    for _, module in waiting:
+        for name in _meta_names(module):
+            _materialise(module, name, device, made)
+    for path, module in reversed(waiting):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_key(seed, path))
+            start = _own_start(module)
+            if start is not None:
+                start()
+            if initialise is not None and not isinstance(module, SparseLayer):
+                initialise(module)
+    for path, module in model.named_modules():
+        if isinstance(module, MultiheadAttention) and any(
+            m is c for _, m in waiting for c in module.children()
+        ):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive_key(seed, path))
+                module.start()
+
+
+def _meta_names(module: nn.Module) -> list[str]:
+    own = {**module._parameters, **module._buffers}
+    return [name for name, tensor in own.items() if tensor is not None and tensor.is_meta]
+
+
+def _own_start(module: nn.Module) -> Callable[[], Any] | None:
+    """How a module initialises itself, if it knows."""
+    if isinstance(module, SparseLayer):
+        return partial(_start_bias, module)
+    if isinstance(module, MultiheadAttention):
+        return module.start
+    for name in ("reset_parameters", "_reset_parameters"):  # nn.MultiheadAttention has the second
+        if hasattr(module, name):
+            return getattr(module, name)
+    return None
+
+
+def _materialise(module: nn.Module, name: str, device: torch.device, made: dict[int, Tensor]) -> None:
+    """Tied tensors stay tied: one that was made already is used again."""
+    meta = getattr(module, name)
+    if id(meta) not in made:
+        real = torch.zeros_like(meta, device=device)
+        is_parameter = name in module._parameters
+        made[id(meta)] = nn.Parameter(real, requires_grad=meta.requires_grad) if is_parameter else real
+    setattr(module, name, made[id(meta)])
+
+
+def _start_bias(layer: SparseLayer) -> None:
+    """As torch does: uniform in ±1/√fan-in for Linear and Conv, zero for Hugging Face's Conv1D."""
+    if layer.bias is not None and not isinstance(layer, Conv1D):
+        bound = 1 / math.sqrt(fans(tuple(layer.weight.shape))[0])
+        layer.bias.uniform_(-bound, bound)

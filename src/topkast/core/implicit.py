@@ -1,0 +1,233 @@
+"""The implicit reservoir: C without storing it. Memory and refresh time follow |B|, not the dense size.
+
+θ⁰ is a stream of elements by decreasing magnitude (`kernels.stream`). What has been in B is *known*: it is in
+B now or was written down when it left (*returned*). Everything else is what the stream says. So the state is
+
+    cursor      all ranks below it are known;
+    early       ranks from the cursor on that are known too (random exploration takes from the middle of the
+                stream; of equal magnitudes the one with the smaller position goes first);
+    returned    positions and values of what has left B.
+
+A refresh looks at B, at what was returned, and at the head of the stream: it is sorted, so the candidates are
+the ranks from the cursor on that are at least as large as the k-th largest known magnitude.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topkast.core import implicit_state
+from topkast.core.initial import Initial
+from topkast.core.reservoir import Reservoir, StoredReservoir, Theta
+from topkast.core.select import match, top_k
+from topkast.kernels.native import kth_magnitude
+from topkast.kernels.plan import index_dtype
+from topkast.kernels.stream import KINDS, Stream, merge
+
+
+class ImplicitTheta:
+    """θ as a method sees it: B, the returned elements, and the stream from the cursor on."""
+
+    def __init__(self, reservoir: ImplicitReservoir, indices: Tensor, values: Tensor) -> None:
+        self.numel = reservoir.numel
+        self._reservoir = reservoir
+        self._indices, self._values = indices.cpu(), values.detach().cpu()
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def top(self, k: int) -> Tensor:
+        positions, values = self._candidates(k)
+        chosen = top_k(values, k)
+        # The method asks for their values next.
+        self._last = (positions.index_select(0, chosen), values.index_select(0, chosen))
+        return self._last[0]
+
+    def at(self, positions: Tensor) -> Tensor:
+        """From B where it is there, then from the returned elements, then from the stream."""
+        if self._last is not None and positions is self._last[0]:
+            return self._last[1]
+        positions = positions.cpu().long()
+        values = torch.empty(positions.numel(), dtype=self._values.dtype)
+        left = torch.arange(positions.numel())
+        for known, known_values in (self._b(), self._reservoir.returned()):
+            source, unknown, _ = match(known, positions[left])
+            found = torch.ones(left.numel(), dtype=torch.bool)
+            found[unknown] = False
+            values[left[found]] = known_values[source[found]]
+            left = left[unknown]
+        values[left] = self._reservoir.stream().look_up(positions[left])[1]
+        return values
+
+    def _b(self) -> tuple[Tensor, Tensor]:
+        return self._indices.long(), self._values
+
+    def _candidates(self, k: int) -> tuple[Tensor, Tensor]:
+        """Elements among which the k largest are, by increasing position."""
+        known = merge(*self._b(), *self._reservoir.returned())
+        end = self.numel
+        if known[0].numel() >= k >= 1:
+            end = self._reservoir.stream().count_at_least(kth_magnitude(known[1], k))
+        return merge(*known, *self._fresh(end, k))
+
+    def _fresh(self, end: int, k: int) -> tuple[Tensor, Tensor]:
+        """Unknown elements of the ranks from the cursor to `end`: all of them, or at least the k largest."""
+        stream, cursor, early = self._reservoir.stream(), int(self._reservoir.cursor), self._reservoir.early
+        # k unknown ones, and the known ones between them; and whoever is as large as the last.
+        enough = cursor + k
+        while enough < end:
+            num_known = int(torch.searchsorted(early, enough))
+            if enough - cursor - num_known >= k:
+                end = min(end, stream.count_at_least(stream.magnitude(enough - 1))) if k else cursor
+                break
+            enough = cursor + k + num_known
+        positions = stream.positions(cursor, max(0, end - cursor))
+        ranks, values = stream.look_up(positions)
+        if early.numel() == 0 or positions.numel() == 0:
+            return positions, values
+        unknown = ~torch.isin(ranks, early)
+        return positions[unknown], values[unknown]
+
+
+class ImplicitReservoir(Reservoir):
+    """C as a keyed stream.
+
+    Buffers:
+        key: Which stream.
+        initial: Kind, scale and mass of the initial distribution.
+        cursor, early, returned_positions, returned_values: See above.
+        first_cursor, first_early: The first B: ranks below the one, and the others.
+        activated: How many elements of the initial C have been in A.
+        retired: Positions of elements that have been in A and are not now.
+    """
+
+    kind = "implicit"
+    key: Tensor
+    initial: Tensor
+    cursor: Tensor
+    early: Tensor
+    returned_positions: Tensor
+    returned_values: Tensor
+    first_cursor: Tensor
+    first_early: Tensor
+    activated: Tensor
+    retired: Tensor
+
+    def __init__(self, numel: int, key: int, initial: Initial, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.numel = numel
+        self.dtype = dtype
+        positions = torch.empty(0, dtype=index_dtype(numel))
+        self.register_buffer("key", torch.tensor(key, dtype=torch.int64))
+        spec = (float(KINDS.index(initial.kind)), initial.scale, initial.mass)
+        self.register_buffer("initial", torch.tensor(spec, dtype=torch.float64))
+        for name in ("cursor", "first_cursor", "activated"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64))
+        for name in ("early", "first_early"):
+            self.register_buffer(name, torch.empty(0, dtype=torch.int64))
+        self.register_buffer("returned_positions", positions)
+        self.register_buffer("returned_values", torch.empty(0, dtype=dtype))
+        self.register_buffer("retired", positions.clone())
+        self.stream()  # raises for what cannot be
+
+    def _apply(self, fn: Any, recurse: bool = True) -> ImplicitReservoir:
+        # It stays on the CPU, where refreshes are computed, and exact, whatever becomes of the model.
+        return self
+
+    def stream(self) -> Stream:
+        kind, scale, mass = self.initial.tolist()
+        return Stream(self.numel, int(self.key), KINDS[int(kind)], scale, mass, self.dtype)
+
+    def returned(self) -> tuple[Tensor, Tensor]:
+        """Positions, increasing, and values of what has left B."""
+        return self.returned_positions.long(), self.returned_values
+
+    def begin(self, indices: Tensor) -> Tensor:
+        """Takes note of the first B and gives θ⁰ on it."""
+        ranks, values = self.stream().look_up(indices)
+        self._reveal(ranks)
+        self.first_cursor.copy_(self.cursor)
+        self.first_early = self.early.clone()
+        return values
+
+    def _is_initial(self, ranks: Tensor) -> Tensor:
+        """Whether they were in the first B."""
+        return (ranks < self.first_cursor) | torch.isin(ranks, self.first_early)
+
+    def theta(self, indices: Tensor, values: Tensor) -> Theta:
+        return ImplicitTheta(self, indices, values)
+
+    def dense(self, indices: Tensor, values: Tensor) -> Tensor:
+        theta = self.stream().dense()
+        theta[self.returned_positions.long()] = self.returned_values
+        theta[indices.cpu().long()] = values.detach().cpu().to(self.dtype)
+        return theta.to(values)
+
+    def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
+        positions, values = self.returned()
+        entering = entering.cpu()
+        source, fresh, kept = match(positions, entering)
+        entrants = values.index_select(0, source) if positions.numel() else values.new_empty(entering.numel())
+        ranks, entrants[fresh] = self.stream().look_up(entering[fresh])
+        self._reveal(ranks)
+        left = (leaving.cpu().long(), leaving_values.detach().cpu().to(self.dtype))
+        positions, values = merge(positions[kept], values[kept], *left)
+        self.returned_positions = positions.to(self.returned_positions.dtype)
+        self.returned_values = values
+        return entrants.to(leaving_values)
+
+    def _reveal(self, ranks: Tensor) -> None:
+        """Marks ranks as known, and moves the cursor over all that are known by now."""
+        known = torch.cat([self.early, ranks])
+        cursor = int(self.cursor)
+        # One flag for each rank that could be in a row, and one that is never set.
+        flags = torch.zeros(known.numel() + 1, dtype=torch.uint8)
+        flags[(known - cursor).clamp_(max=known.numel())] = 1
+        flags[-1] = 0
+        passed = int(flags.argmin())
+        self.cursor.fill_(cursor + passed)
+        self.early = known[known >= cursor + passed].sort().values
+
+    def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
+        retired, entered = self.retired.long(), entered_a.cpu()
+        _, first_time, kept = match(retired, entered)
+        ranks = self.stream().ranks(entered[first_time])
+        self.activated += int((~self._is_initial(ranks)).sum())
+        still, gone = retired[kept], left_a.cpu().sort().values
+        self.retired = merge(still, still.double(), gone, gone.double())[0].to(self.retired.dtype)
+
+    def used(self) -> tuple[float, float]:
+        initial = int(self.first_cursor) + self.first_early.numel()
+        if initial == self.numel:
+            return 0.0, 0.0
+        num_known = int(self.cursor) + self.early.numel()
+        # All of the first B is known, and the rest of what is known has entered since.
+        return (num_known - initial) / (self.numel - initial), int(self.activated) / (self.numel - initial)
+
+    def materialise(self, indices: Tensor, active: Tensor, values: Tensor) -> StoredReservoir:
+        """The same C, stored: it goes on exactly as this one would."""
+        stored = StoredReservoir(self.dense(indices, values), indices.long())
+        everywhere = torch.arange(self.numel)
+        known, been_active = torch.zeros(2, self.numel, dtype=torch.bool)
+        for positions in (self.returned_positions, indices.cpu()):
+            known[positions.long()] = True
+        for positions in (self.retired, indices.cpu()[active.cpu()]):
+            been_active[positions.long()] = True
+        stored.take_history(self._is_initial(self.stream().ranks(everywhere)), known, been_active)
+        return stored
+
+    # ---- loading --------------------------------------------------------------------------------
+
+    def problem(self, state: Mapping[str, Tensor], indices: Tensor) -> str | None:
+        return implicit_state.problem(self.numel, self.dtype, state, indices)
+
+    def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
+    ) -> None:
+        for name, mine in list(self.named_buffers()):
+            theirs = state_dict.get(prefix + name)
+            if theirs is not None and theirs.shape != mine.shape:
+                setattr(self, name, torch.empty(theirs.shape, dtype=mine.dtype))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)

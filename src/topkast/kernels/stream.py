@@ -1,0 +1,100 @@
+"""`Stream`: an initial θ that is not stored, as the compiled core computes it. See `native/stream.hpp`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from topkast.kernels import native
+
+LARGEST = 2**48
+KINDS = ("uniform", "normal")
+_SUFFIX = {torch.float32: "float", torch.float64: "double"}
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raises unless a stream can have this dtype. (Half precision has too few magnitudes to rank by.)"""
+    if dtype not in _SUFFIX:
+        raise ValueError(
+            f"an implicit weight must be float32 or float64, got {dtype}; use autocast for half precision"
+        )
+
+
+class Stream:
+    """The elements of one initial θ in order of magnitude: rank 0 is the largest.
+
+    Args:
+        numel: n, at most 2⁴⁸.
+        key: Which of all such θ.
+        kind: Distribution of θ: "uniform" or "normal".
+        scale: Bound of the uniform, standard deviation of the normal distribution.
+        mass: Share of the normal distribution that is kept: 1, or less if large magnitudes are cut off.
+        dtype: What magnitudes are rounded to.
+
+    Raises:
+        ValueError: A size or a parameter is out of range.
+        RuntimeError: The compiled core is missing.
+    """
+
+    def __init__(
+        self, numel: int, key: int, kind: str, scale: float, mass: float, dtype: torch.dtype
+    ) -> None:
+        core = native._native
+        if core is None:
+            raise RuntimeError(f"an implicit reservoir cannot be computed: {native.why_missing()}")
+        check_dtype(dtype)
+        if not 1 <= numel <= LARGEST:
+            raise ValueError(f"an implicit weight must have 1 to 2^48 elements, got {numel:,}")
+        self.numel = numel
+        self.dtype = dtype
+        self._stream = core.Stream(numel, key, KINDS.index(kind), scale, mass)
+
+    def positions(self, first: int, count: int) -> Tensor:
+        """Positions of `count` ranks from `first` on, increasing (not in order of rank)."""
+        out = torch.empty(count, dtype=torch.int64)
+        self._stream.positions(first, count, out.data_ptr(), count, native.threads_for(count))
+        return out
+
+    def look_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Ranks, and θ, at the given positions."""
+        positions = positions.cpu().long().contiguous()
+        ranks, values = torch.empty_like(positions), torch.empty(positions.numel(), dtype=self.dtype)
+        function = getattr(self._stream, f"look_up_{_SUFFIX[self.dtype]}")
+        buffers = [n for t in (positions, ranks, values) for n in (t.data_ptr(), t.numel())]
+        function(*buffers, native.threads_for(positions.numel()))
+        return ranks, values
+
+    def ranks(self, positions: Tensor) -> Tensor:
+        return self.look_up(positions)[0]
+
+    def count_at_least(self, threshold: float) -> int:
+        """How many elements have a magnitude of at least `threshold`: the first rank that has not."""
+        return getattr(self._stream, f"count_at_least_{_SUFFIX[self.dtype]}")(threshold)
+
+    def magnitude(self, rank: int) -> float:
+        """Of one rank."""
+        position = self.positions(rank, 1)
+        return abs(float(self.look_up(position)[1]))
+
+    def dense(self) -> Tensor:
+        """All of θ, flat. For small weights."""
+        out = torch.empty(self.numel, dtype=self.dtype)
+        getattr(self._stream, f"dense_{_SUFFIX[self.dtype]}")(
+            out.data_ptr(), self.numel, native.threads_for(self.numel)
+        )
+        return out
+
+
+def merge(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
+    """Two increasing lists of positions without a common one, with their values, as one."""
+    if b.numel() == 0:
+        return a, a_values
+    if a.numel() == 0:
+        return b, b_values
+    out = torch.empty(a.numel() + b.numel(), dtype=torch.int64)
+    values = torch.empty(out.numel(), dtype=a_values.dtype)
+    tensors = [t.contiguous() for t in (a, a_values, b, b_values)]
+    buffers = [n for t in (*tensors, out, values) for n in (t.data_ptr(), t.numel())]
+    assert native._native is not None  # there is a Stream
+    getattr(native._native, f"merge_{_SUFFIX[a_values.dtype]}")(*buffers)
+    return out, values
