@@ -42,9 +42,14 @@ def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer) -> dict
 
 
 def plan_bytes(plan: Plan) -> int:
-    """Of the tensors a Plan holds, each counted once, and of the compiled Plans made from it."""
+    """Of the tensors a Plan holds, each counted once, and of the compiled Plans made from it.
+
+    Not of the sets it looks at: they are the weight's.
+    """
     compiled = sum(int(getattr(derived, "num_bytes", 0)) for derived in plan.derived.values())
-    return compiled + _nbytes(_tensors_in(vars(plan).values()))
+    sets = {plan.indices.data_ptr(), plan.active.data_ptr()}
+    own = [t for t in _tensors_in(vars(plan).values()) if t.untyped_storage().data_ptr() not in sets]
+    return compiled + _nbytes(own)
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -25,7 +25,7 @@ from topkast.core.initial import Initial
 from topkast.core.reservoir import Reservoir, StoredReservoir, Theta
 from topkast.core.select import match, top_k
 from topkast.kernels.native import kth_magnitude
-from topkast.kernels.plan import index_dtype
+from topkast.kernels.positions import index_dtype
 from topkast.kernels.stream import KINDS, Stream, merge
 
 

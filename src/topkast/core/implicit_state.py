@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from topkast.core.select import match
-from topkast.kernels.plan import check_positions
+from topkast.kernels.positions import check_positions
 from topkast.kernels.stream import KINDS, Stream
 
 _NUMBERS = ("key", "cursor", "first_cursor", "activated")

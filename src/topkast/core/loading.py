@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.kernels.auto import NAMES, NUM_SIZES
-from topkast.kernels.plan import check_positions
+from topkast.kernels.positions import check_positions
 
 if TYPE_CHECKING:
     from topkast.core.weight import SparseWeight

@@ -18,7 +18,8 @@ from topkast.kernels import ops
 from topkast.kernels.auto import NUM_SIZES, Auto
 from topkast.kernels.engine import Engine
 from topkast.kernels.engines import ENGINES
-from topkast.kernels.plan import Plan, index_dtype
+from topkast.kernels.plan import Plan
+from topkast.kernels.positions import index_dtype
 
 
 class SparseWeight(nn.Module):
@@ -86,7 +87,6 @@ class SparseWeight(nn.Module):
     def _forget(self) -> None:
         """Drops everything that is derived from the state or belongs to this object alone."""
         self._plan: Plan | None = None
-        self._plan_versions: tuple[int, ...] | None = None
         self._step_read: tuple[int, int] | None = None
         self._copies: weakref.WeakSet[SparseWeight] = weakref.WeakSet()
         self._version_when_copied: int | None = None
@@ -130,14 +130,11 @@ class SparseWeight(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        """The Plan for the present sets. Rebuilt, and checked again, whenever a buffer was written."""
-        versions = (self.indices._version, self.active._version, self.explores)
-        if self._plan is None or self._plan_versions != versions:
-            if self._plan is None or not self._plan.describes(
-                self.indices, self.active, explores=self.explores
-            ):
-                self._plan = self._build_plan()
-            self._plan_versions = versions
+        """The Plan for the present sets. Built anew, and checked, whenever these have changed."""
+        explores = self.explores
+        if self._plan is None or not self._plan.describes(self.indices, self.active, explores=explores):
+            self._plan = None  # its memory can be used for the next one
+            self._plan = self._build_plan()
         return self._plan
 
     def _build_plan(self) -> Plan:
@@ -224,7 +221,6 @@ class SparseWeight(nn.Module):
         state = self.__dict__.copy()
         for derived in (
             "_plan",
-            "_plan_versions",
             "_step_read",
             "_copies",
             "_version_when_copied",

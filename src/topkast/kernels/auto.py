@@ -142,8 +142,8 @@ def _winner(
 ) -> str:
     case = Case(
         plan.shape,
-        plan.active_slots.numel(),
-        plan.updated_positions.numel(),
+        plan.num_active,
+        plan.num_updated,
         geometry,
         transpose,
         size,

@@ -19,16 +19,14 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 def alpha(plan: Plan, values: Tensor) -> Tensor:
     """α as a dense tensor: θ on A, zero elsewhere."""
     dense = values.new_zeros(plan.numel)
-    dense.index_copy_(0, plan.active_positions, values.index_select(0, plan.active_slots))
+    dense.index_copy_(0, plan.positions, torch.where(plan.active, values, 0.0))
     return dense.view(plan.shape)
 
 
 def _gather(plan: Plan, dense_grad: Tensor) -> Tensor:
     """The dense gradient at the updated positions, zero in the other slots of B."""
-    taken = dense_grad.reshape(-1).index_select(0, plan.updated_positions)
-    if plan.updated_slots is None:
-        return taken
-    return taken.new_zeros(plan.num_slots).index_copy_(0, plan.updated_slots, taken)
+    taken = dense_grad.reshape(-1).index_select(0, plan.indices)
+    return taken if plan.explores else torch.where(plan.active, taken, 0.0)
 
 
 class MaskedEngine(Engine):

@@ -99,11 +99,12 @@ def _buffer(x: Tensor | None) -> tuple[int, int]:
 
 
 def _plan(plan: Plan, geometry: ConvGeometry | None = None) -> Any:
-    """The compiled Plan of a Plan; built, and its indices checked again, on first use.
+    """The compiled Plan of a Plan; built, from a copy of the indices that is checked again, on first use.
 
     The matrix of a convolution with groups has the columns of all groups; a row's elements are in its own.
     """
     assert _native is not None  # `check_engine` has seen to it
+    plan.require_valid()
     groups, gathers = (1, False) if geometry is None else (geometry.groups, _gathers(plan, geometry))
     key = f"native, {groups} groups, {'gathers' if gathers else 'scatters'}"
     compiled: Any = plan.derived.get(key)
@@ -134,6 +135,7 @@ def _gathers(plan: Plan, g: ConvGeometry) -> bool:
 def _table(plan: Plan) -> Any:
     """The compiled Table of a Plan, for embeddings; built on first use."""
     assert _native is not None  # `check_engine` has seen to it
+    plan.require_valid()
     compiled: Any = plan.derived.get("native table")
     if compiled is None:
         positions, active = plan.positions.contiguous(), plan.active.contiguous()
@@ -145,8 +147,9 @@ def _table(plan: Plan) -> Any:
 
 def _grouped_positions(plan: Plan, groups: int) -> Tensor:
     if groups == 1:
-        return plan.positions.contiguous()
-    rows, columns = plan.positions // plan.num_columns, plan.positions % plan.num_columns
+        return plan.indices.contiguous()
+    positions = plan.positions
+    rows, columns = positions // plan.num_columns, positions % plan.num_columns
     group = rows // (plan.num_rows // groups)
     return (rows * groups + group) * plan.num_columns + columns
 
@@ -280,10 +283,9 @@ class NativeEngine(CSREngine):
 
 def _empty_grads(plan: Plan, x: Tensor, needs: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
     """Room for the gradients that are wanted: like x, and one number per updated element."""
-    num_updated = plan.updated_positions.numel()
     return (
         torch.empty_like(x) if needs[0] else None,
-        torch.empty(num_updated, dtype=x.dtype) if needs[1] else None,
+        torch.empty(plan.num_updated, dtype=x.dtype) if needs[1] else None,
     )
 
 
@@ -298,6 +300,6 @@ def _finished_grads(
 
 def _spread(plan: Plan, entries: Tensor) -> Tensor:
     """From the updated elements to one number per slot of B, zero for the others."""
-    if plan.updated_slots is None:
+    if plan.explores:
         return entries
-    return entries.new_zeros(plan.num_slots).index_copy_(0, plan.updated_slots, entries)
+    return entries.new_zeros(plan.num_slots).masked_scatter_(plan.active, entries)

@@ -1,7 +1,8 @@
 """A `Plan`: where the elements of A and B are, checked once, in the orders the products want.
 
 Engines accept Plans and nothing else, so no index that came from a file, a user or another process
-reaches a kernel unchecked. A Plan owns copies: what Python does to the buffers later cannot change it.
+reaches a kernel unchecked. A Plan has no copy of the positions: it looks at the buffers it was made from, and
+refuses to be used when somebody has given them another content since.
 """
 
 from __future__ import annotations
@@ -15,41 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# torch's CSR products want 32-bit indices where they fit (MKL converts 64-bit ones on every call).
-_INT32_LIMIT = 2**31 - 1
-
-
-def index_dtype(numel: int) -> torch.dtype:
-    """The smallest of int32 and int64 that holds every position of a weight with `numel` elements."""
-    return torch.int32 if numel <= _INT32_LIMIT else torch.int64
-
-
-def check_positions(positions: Tensor, active: Tensor, numel: int) -> str | None:
-    """Says what is wrong with the positions of B and the flags of A, or None when they are sound.
-
-    The rules: one dimension, integers, in ``[0, numel)``, strictly increasing (so unique); one bool per
-    position in `active`.
-    """
-    if positions.ndim != 1 or positions.dtype not in (torch.int32, torch.int64):
-        return f"indices must be a 1-D int32 or int64 tensor, got {positions.ndim}-D {positions.dtype}"
-    if active.shape != positions.shape or active.dtype != torch.bool:
-        return (
-            f"active must hold one bool per index ({positions.numel()}), "
-            f"got {tuple(active.shape)} {active.dtype}"
-        )
-    if positions.numel() == 0:
-        return None
-    low, high = int(positions.min()), int(positions.max())
-    if low < 0 or high >= numel:
-        return f"indices must lie in [0, {numel}), got {low if low < 0 else high}"
-    steps = positions[1:] - positions[:-1]
-    bad = torch.nonzero(steps <= 0)
-    if bad.numel():
-        slot = int(bad[0])
-        first, second = int(positions[slot]), int(positions[slot + 1])
-        what = "duplicate" if first == second else "unsorted"
-        return f"indices must be strictly increasing, got {what} {first}, {second} at slot {slot}"
-    return None
+from topkast.kernels.positions import fingerprint, index_dtype
 
 
 @dataclass(frozen=True)
@@ -80,18 +47,23 @@ _living: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
 
 
 class Plan:
-    """Validated, immutable copies of the positions of A and B of one weight.
+    """Checked positions of A and B of one weight.
 
     The weight is seen as a matrix of ``shape[0]`` rows and ``prod(shape[1:])`` columns; a position is
     ``row * columns + column``, a slot is the place of an element in `values`.
 
+    What is said in tensors is derived when it is asked for, since most of it takes more memory than the sets
+    themselves; only patterns are kept, and what engines put into `derived`.
+
     Attributes:
         handle: A number that stands for this Plan where only numbers pass; see `Plan.of`.
+        num_slots: |B|, the length of `values`.
+        derived: What engines make of this Plan, by name: built on first use, dropped with the Plan.
 
     Args:
         shape: Shape of the dense weight.
-        indices: Positions of B, strictly increasing.
-        active: Which of B is in A.
+        indices: Positions of B, strictly increasing. Not copied: the Plan holds for the present content.
+        active: Which of B is in A. Not copied either.
         explores: Whether B∖A is updated. If not, the weight gradient is taken on A only.
 
     Raises:
@@ -105,15 +77,11 @@ class Plan:
         self.numel = math.prod(self.shape)
         self.num_rows = self.shape[0]
         self.num_columns = self.numel // max(1, self.num_rows)
-        problem = check_positions(indices, active, self.numel)
-        if problem is not None:
-            raise ValueError(problem)
         self.explores = explores
-        self.positions = indices.detach().to(torch.int64, copy=True)
-        self.active = active.detach().clone()
-        # What engines make of this Plan, by name: built on first use, dropped with the Plan.
+        self.num_slots = indices.numel()
         self.derived: dict[str, object] = {}
-        self.active_slots = torch.nonzero(active).flatten()
+        self._fingerprint = fingerprint(indices, active, self.numel)
+        self._look_at(indices, active)
         self.handle = next(_handles)
         _living[self.handle] = self
 
@@ -133,36 +101,95 @@ class Plan:
         """How many outputs a linear layer has: y = x·αᵀ, or y = x·α with `transpose`."""
         return self.num_columns if transpose else self.num_rows
 
-    @property
-    def device(self) -> torch.device:
-        return self.positions.device
+    # ---- the buffers ----------------------------------------------------------------------------
 
-    @property
-    def num_slots(self) -> int:
-        """|B|, the length of `values`."""
-        return self.positions.numel()
+    def _look_at(self, indices: Tensor, active: Tensor) -> None:
+        """Takes these buffers, whose present content is that of this Plan, for its own."""
+        self._indices, self._active = indices, active
+        self._versions = (indices._version, active._version)
+
+    def _is_content_of(self, indices: Tensor, active: Tensor) -> bool:
+        if (indices.device, indices.dtype) != (self.device, self._indices.dtype):
+            return False
+        try:
+            return fingerprint(indices, active, self.numel) == self._fingerprint
+        except ValueError:
+            return False
 
     def describes(self, indices: Tensor, active: Tensor, *, explores: bool) -> bool:
-        """Whether this Plan still stands for these sets (their content, not their identity)."""
-        return (
-            explores == self.explores
-            and indices.device == self.device
-            and indices.shape == self.positions.shape
-            and torch.equal(indices.to(torch.int64), self.positions)
-            and torch.equal(active, self.active)
-        )
+        """Whether this Plan stands for these sets (their content, not their identity)."""
+        if explores != self.explores:
+            return False
+        is_same = indices is self._indices and active is self._active
+        if is_same and self._versions == (indices._version, active._version):
+            return True
+        if indices.numel() != self.num_slots or not self._is_content_of(indices, active):
+            return False
+        self._look_at(indices, active)
+        return True
+
+    def require_valid(self) -> None:
+        """To be called before anything is computed with this Plan.
+
+        Raises:
+            RuntimeError: The buffers it was made from have another content by now.
+        """
+        if not self.describes(self._indices, self._active, explores=self.explores):
+            raise RuntimeError(
+                "the sets of a sparse weight (its indices and active) were changed after this Plan was made; "
+                "a Plan holds for the sets it was checked with: take `weight.plan` anew, and do not change "
+                "sets, by a refresh or by loading a state, between a forward pass and its backward pass"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self._indices.device
+
+    @property
+    def indices(self) -> Tensor:
+        """Positions of B, increasing, as the weight has them. Not to be written to."""
+        self.require_valid()
+        return self._indices
+
+    @property
+    def active(self) -> Tensor:
+        """Which of B is in A. Not to be written to."""
+        self.require_valid()
+        return self._active
+
+    # ---- derived from them ----------------------------------------------------------------------
 
     @cached_property
+    def num_active(self) -> int:
+        """|A|."""
+        return int(torch.count_nonzero(self.active))
+
+    @property
+    def num_updated(self) -> int:
+        """How many elements receive a gradient."""
+        return self.num_slots if self.explores else self.num_active
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions of B, increasing, in int64."""
+        return self.indices.long()
+
+    @property
+    def active_slots(self) -> Tensor:
+        """Slots of A, increasing."""
+        return torch.nonzero(self.active).flatten()
+
+    @property
     def active_positions(self) -> Tensor:
         """Positions of A, increasing."""
         return self.positions.index_select(0, self.active_slots)
 
-    @cached_property
+    @property
     def updated_slots(self) -> Tensor | None:
         """Slots that receive a gradient, or None for all of B."""
         return None if self.explores else self.active_slots
 
-    @cached_property
+    @property
     def updated_positions(self) -> Tensor:
         """Positions that receive a gradient, increasing."""
         return self.positions if self.explores else self.active_positions
@@ -175,9 +202,10 @@ class Plan:
     @cached_property
     def forward_columns(self) -> Pattern:
         """A by column: αᵀ as CSR. The sort is stable, so rows increase within a column."""
-        columns = self.active_positions % self.num_columns
+        positions = self.active_positions
+        columns = positions % self.num_columns
         order = torch.argsort(columns, stable=True)
-        rows = self.active_positions.index_select(0, order) // self.num_columns
+        rows = positions.index_select(0, order) // self.num_columns
         return _csr(
             columns.index_select(0, order),
             rows,

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "bindings.hpp"
+#include "inspect.hpp"
 #include "kernels.hpp"
 #include "match.hpp"
 #include "plan.hpp"
@@ -35,6 +36,15 @@ Plan* make_plan(int64_t num_rows, int64_t num_columns, Address positions, int in
   if (index_bytes == 8)
     return new Plan(num_rows, num_columns, reinterpret_cast<const int64_t*>(positions), flags, num_slots,
                     explores, taps, gathers, num_threads);
+  throw std::invalid_argument("indices must be int32 or int64");
+}
+
+uint64_t inspect_positions(Address positions, int index_bytes, Address active, int64_t num_slots, int64_t numel) {
+  if (num_slots < 0 || numel < 0) throw std::invalid_argument("a size must not be negative");
+  if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
+  const auto* flags = reinterpret_cast<const uint8_t*>(active);
+  if (index_bytes == 4) return inspect(numel, reinterpret_cast<const int32_t*>(positions), flags, num_slots);
+  if (index_bytes == 8) return inspect(numel, reinterpret_cast<const int64_t*>(positions), flags, num_slots);
   throw std::invalid_argument("indices must be int32 or int64");
 }
 
@@ -246,5 +256,6 @@ NB_MODULE(_native, m) {
   m.def("count_unmatched", &count_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("match", &match_positions, nb::call_guard<nb::gil_scoped_release>());
   bind_stream(m);
+  m.def("inspect", &inspect_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("isa", [] { return std::string(kernels<float>().name); });
 }

@@ -8,13 +8,18 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace topkast {
 
+// The first slot of each row of the weight, and the end. With it an element's slot takes 16 bits instead of 32.
+using RowFirsts = std::shared_ptr<const std::vector<uint32_t>>;
+
 // One sparse matrix in sweep order. Rows are cut into tiles (whose output stays in L2) and columns into blocks
 // (whose packed input stays in L1). Elements are ordered by (tile, block, row, column).
 struct Sweep {
+  static constexpr int32_t most_block_columns = 512;
   // The elements of one row within one block.
   struct Segment {
     uint16_t row;    // within the tile
@@ -27,23 +32,27 @@ struct Sweep {
   int64_t num_tiles = 0;
   int64_t num_blocks = 0;
   std::vector<uint16_t> column;        // within the block, one per element
-  std::vector<uint32_t> slot;          // one per element
+  // The slot of an element is the first of its weight row plus `offset`. If a row of the weight has too many elements
+  // for 16 bits, `offset` is empty and `slot` has all of it.
+  std::vector<uint16_t> offset;
+  std::vector<uint32_t> slot;
+  RowFirsts first_slot;
+  bool has_weight_rows = true;  // else its columns are the rows of the weight, `taps` for each
+  int64_t taps = 1;
   std::vector<Segment> segments;
   std::vector<int64_t> first_segment;  // per (tile, block), and the end
   std::vector<int64_t> first_element;  // per (tile, block), and the end
 
-  int64_t num_elements() const { return static_cast<int64_t>(slot.size()); }
+  int64_t num_elements() const { return first_element.back(); }
 };
 
 // The elements whose gradient is wanted. Like a Sweep, but each segment is filled up to whole groups of 4 by
 // repeating its last column: groups are what the kernel computes, and their sums are put into slot order at the end.
+// (The blocks of a row follow each other in slot order, so that its segments need not say where they begin.)
 struct Samples {
   static constexpr int group = 4;
-  struct Segment {
-    uint16_t row;    // within the tile
-    uint16_t count;  // of elements, at least 1
-    uint32_t first;  // its first element, in slot order; the others follow
-  };
+  static constexpr int32_t most_tile_rows = 64;
+  using Segment = Sweep::Segment;
   int64_t num_rows = 0;
   int64_t num_columns = 0;
   int64_t num_elements = 0;
@@ -55,6 +64,7 @@ struct Samples {
   std::vector<Segment> segments;
   std::vector<int64_t> first_segment;  // per (tile, block), and the end
   std::vector<int64_t> first_group;    // per (tile, block), and the end
+  RowFirsts first_sample;              // of each row, in slot order, and the end
 
   int64_t num_groups() const { return first_group.back(); }
 };

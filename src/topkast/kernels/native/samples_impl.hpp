@@ -214,9 +214,14 @@ void collect_sums(const Samples& s, const Sums<T>& sums, const Lanes& lanes, T* 
     T* end = sums.data + s.first_group[last] * Samples::group;
     for (int64_t lane = 1; lane < lanes.count; ++lane)
       for (T* to = from; to != end; ++to) *to += to[lane * sums.size];
+    uint32_t next[Samples::most_tile_rows];
+    const int64_t first_row = tile * s.tile_rows, rows = smaller(s.tile_rows, s.num_rows - first_row);
+    for (int64_t r = 0; r < rows; ++r) next[r] = (*s.first_sample)[first_row + r];
     for (int64_t i = s.first_segment[first]; i < s.first_segment[last]; ++i) {
       const Samples::Segment segment = s.segments[i];
-      for (int j = 0; j < segment.count; ++j) out[segment.first + j] = from[j];
+      T* to = out + next[segment.row];
+      next[segment.row] += segment.count;
+      for (int j = 0; j < segment.count; ++j) to[j] = from[j];
       from += (segment.count + Samples::group - 1) / Samples::group * Samples::group;
     }
   }

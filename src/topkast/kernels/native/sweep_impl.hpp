@@ -90,12 +90,40 @@ void finish_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, 
   transpose<false>(scratch, p.width, rows, p.count, y + p.first * s.num_rows + first_row, s.num_rows);
 }
 
+// The values of one (tile, block) whose rows are rows of the weight.
+template <typename T>
+void gather_by_row(const Sweep& s, int64_t at, const T* values, T* value) {
+  const uint32_t* first_slot = s.first_slot->data() + at / s.num_blocks * s.tile_rows;
+  int64_t e = s.first_element[at];
+  for (int64_t i = s.first_segment[at]; i < s.first_segment[at + 1]; ++i) {
+    const T* row = values + first_slot[s.segments[i].row];
+    for (const int64_t end = e + s.segments[i].count; e < end; ++e) value[e] = row[s.offset[e]];
+  }
+}
+
+// The values of one (tile, block) whose columns are rows of the weight.
+template <typename T>
+void gather_by_column(const Sweep& s, int64_t at, const T* values, T* value) {
+  const int64_t first_column = at % s.num_blocks * s.block_columns;
+  const int64_t columns = smaller(s.block_columns, s.num_columns - first_column);
+  uint32_t first_slot[Sweep::most_block_columns];
+  for (int64_t c = 0; c < columns; ++c) first_slot[c] = (*s.first_slot)[(first_column + c) / s.taps];
+  for (int64_t e = s.first_element[at]; e < s.first_element[at + 1]; ++e)
+    value[e] = values[first_slot[s.column[e]] + s.offset[e]];
+}
+
 // The values in sweep order; called by all threads of a parallel region.
 template <typename T>
 void gather_values(const Sweep& s, const T* values, T* value) {
-  const int64_t n = s.num_elements();
+  if (!s.slot.empty()) {
+    const int64_t n = s.num_elements();
 #pragma omp for schedule(static)
-  for (int64_t i = 0; i < n; ++i) value[i] = values[s.slot[i]];
+    for (int64_t i = 0; i < n; ++i) value[i] = values[s.slot[i]];
+    return;
+  }
+#pragma omp for schedule(static)
+  for (int64_t at = 0; at < s.num_tiles * s.num_blocks; ++at)
+    s.has_weight_rows ? gather_by_row(s, at, values, value) : gather_by_column(s, at, values, value);
 }
 
 template <typename T>

@@ -1,0 +1,47 @@
+#include "inspect.hpp"
+
+#include <cstring>
+
+#include "positions.hpp"
+
+namespace topkast {
+namespace {
+
+// Not proof against somebody who makes two contents with the same number: what is known by it is checked all the same.
+uint64_t fingerprint(const void* memory, int64_t bytes, uint64_t seed) {
+  constexpr uint64_t odd = 0x9E3779B97F4A7C15u;
+  constexpr int64_t lanes = 4, step = lanes * 8;  // independent, so that multiplications overlap
+  const char* from = static_cast<const char*>(memory);
+  uint64_t h[lanes] = {seed, seed + 1, seed + 2, seed + 3};
+  // What is xored in is multiplied and turned, so that every bit of it comes to count in the low bits too.
+  auto take = [&](const char* at) {
+    uint64_t words[lanes];
+    std::memcpy(words, at, step);
+    for (int i = 0; i < lanes; ++i) {
+      const uint64_t mixed = (h[i] ^ words[i]) * odd;
+      h[i] = (mixed << 29) | (mixed >> 35);
+    }
+  };
+  int64_t done = 0;
+  for (; done + step <= bytes; done += step) take(from + done);
+  char rest[step] = {};
+  if (done < bytes) std::memcpy(rest, from + done, bytes - done);
+  take(rest);
+  uint64_t all = static_cast<uint64_t>(bytes);
+  for (uint64_t lane : h) all = (all ^ lane ^ (lane >> 32)) * odd, all ^= all >> 29;
+  return all;
+}
+
+}  // namespace
+
+template <typename Index>
+uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, int64_t num_slots) {
+  check_positions(numel, positions, num_slots);
+  const uint64_t seed = fingerprint(active, num_slots, 0);
+  return fingerprint(positions, num_slots * static_cast<int64_t>(sizeof(Index)), seed);
+}
+
+template uint64_t inspect(int64_t, const int32_t*, const uint8_t*, int64_t);
+template uint64_t inspect(int64_t, const int64_t*, const uint8_t*, int64_t);
+
+}  // namespace topkast

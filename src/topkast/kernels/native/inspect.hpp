@@ -1,0 +1,13 @@
+// Checking positions without making anything of them, and knowing them again.
+#pragma once
+
+#include <cstdint>
+
+namespace topkast {
+
+// A number for the content of positions and flags: other content has another one, but for one case in 2^64. Throws
+// std::invalid_argument unless the positions are in [0, numel) and strictly increasing.
+template <typename Index>
+uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, int64_t num_slots);
+
+}  // namespace topkast

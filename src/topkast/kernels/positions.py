@@ -1,0 +1,89 @@
+"""The rules for positions of B and flags of A, and a number by which their content is known again.
+
+Both are done by the compiled core where it is there, which needs a tenth of the time and no memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+try:
+    from topkast.kernels import _native
+except ImportError:  # reported where somebody asks for the engine; here torch will do
+    _native = None
+
+# torch's CSR products want 32-bit indices where they fit (MKL converts 64-bit ones on every call).
+_INT32_LIMIT = 2**31 - 1
+# Odd numbers without a pattern, as signed 64-bit integers.
+_MIX = (-0x61C8864680B583EB, -0x3B314601E57A13AD)
+
+
+def index_dtype(numel: int) -> torch.dtype:
+    """The smallest of int32 and int64 that holds every position of a weight with `numel` elements."""
+    return torch.int32 if numel <= _INT32_LIMIT else torch.int64
+
+
+def check_positions(positions: Tensor, active: Tensor, numel: int) -> str | None:
+    """Says what is wrong with the positions of B and the flags of A, or None when they are sound.
+
+    The rules: one dimension, integers, in ``[0, numel)``, strictly increasing (so unique); one bool per
+    position in `active`.
+    """
+    try:
+        fingerprint(positions, active, numel)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def fingerprint(positions: Tensor, active: Tensor, numel: int) -> int:
+    """A number for the content of sound positions and flags: other content has another one.
+
+    But for one case in 2^64, and on the same device with the same dtype.
+
+    Raises:
+        ValueError: A rule of `check_positions` is broken.
+    """
+    _check_types(positions, active)
+    if _native is None or positions.device.type != "cpu" or active.device.type != "cpu":
+        _check_order(positions, numel)
+        return _mixed(positions, active)
+    positions, active = positions.detach().contiguous(), active.detach().contiguous()
+    size = positions.element_size()
+    return _native.inspect(positions.data_ptr(), size, active.data_ptr(), positions.numel(), numel)
+
+
+def _check_types(positions: Tensor, active: Tensor) -> None:
+    if positions.ndim != 1 or positions.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"indices must be a 1-D int32 or int64 tensor, got {positions.ndim}-D {positions.dtype}"
+        )
+    if active.shape != positions.shape or active.dtype != torch.bool:
+        raise ValueError(
+            f"active must hold one bool per index ({positions.numel()}), "
+            f"got {tuple(active.shape)} {active.dtype}"
+        )
+
+
+def _check_order(positions: Tensor, numel: int) -> None:
+    if positions.numel() == 0:
+        return
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= numel:
+        raise ValueError(f"indices must lie in [0, {numel}), got {low if low < 0 else high}")
+    bad = torch.nonzero(positions[1:] <= positions[:-1])
+    if bad.numel():
+        slot = int(bad[0])
+        first, second = int(positions[slot]), int(positions[slot + 1])
+        what = "duplicate" if first == second else "unsorted"
+        raise ValueError(f"indices must be strictly increasing, got {what} {first}, {second} at slot {slot}")
+
+
+def _mixed(positions: Tensor, active: Tensor) -> int:
+    """The sum of a mixed-up number per element. Sound positions are a set: their order adds nothing."""
+    mixed = positions.long() * 2 + active + 1
+    for factor in _MIX:
+        mixed = mixed * factor
+        mixed = mixed ^ (mixed >> 29)
+    return int(mixed.sum())
