@@ -122,7 +122,7 @@ def edit(slot: int, number: int) -> Callable[[Tensor], Tensor]:
         (mutate("conv.weight.values", lambda t: t[:-1]), r"layer 'conv' .*\|B\| must be 173, got values of shape \(172,\); sparsify with the sparsity"),
         (mutate("conv.weight.step", lambda t: t - 9), r"layer 'conv' .*step must not be negative, got -9"),
         (mutate("conv.weight.step", lambda t: t.repeat(2)), r"layer 'conv' .*step must be one int64 number"),
-        (mutate("conv.weight.reservoir.rest", lambda t: t[:-1]), r"reservoir.rest must have shape \(432,\) for a dense weight of \(12, 12, 3\), got \(431,\)"),
+        (mutate("conv.weight.reservoir.rest", lambda t: t[:-1]), r"reservoir.rest must have shape \(432,\), got \(431,\)"),
         (mutate("conv.weight.reservoir.rest", lambda t: None), r"reservoir.rest missing; sparsify with the reservoir"),
     ],
 )  # fmt: skip

@@ -37,13 +37,13 @@ class Twin:
         self.numel = numel
         self.a = math.isqrt(numel - 1) + 1
         self.b = -(-numel // self.a)
-        states = [(key + (i + 1) * 0x9E3779B97F4A7C15) & _BITS for i in range(9)]
+        states = [(key + (i + 1) * 0x9E3779B97F4A7C15) & _BITS for i in range(7)]
         *self.keys, self.sign_key = (mixed(state) for state in states)
 
     def position(self, rank: int) -> int:
         while True:
             left, right = divmod(rank, self.b)
-            for i in range(0, 8, 2):
+            for i in range(0, 6, 2):
                 left = (left + (mixed(right ^ self.keys[i]) * self.a >> 64)) % self.a
                 right = (right + (mixed(left ^ self.keys[i + 1]) * self.b >> 64)) % self.b
             rank = left * self.b + right
@@ -166,12 +166,12 @@ def test_the_same_on_every_machine() -> None:
     """Bits of a few elements, written down: they must never change."""
     stream = stream_of(10**9, 42, Normal(0.02), torch.float32)
     positions = stream.positions(0, 4)
-    assert positions.tolist() == [271302575, 609412789, 666867664, 744650732]
+    assert positions.tolist() == [259682090, 760142654, 791690540, 885540753]
     assert [value.hex() for value in stream.look_up(positions)[1].tolist()] == [
-        "0x1.ef27840000000p-4",
-        "-0x1.e85ccc0000000p-4",
-        "-0x1.fd78140000000p-4",
         "-0x1.e3d6de0000000p-4",
+        "-0x1.fd78140000000p-4",
+        "-0x1.ef27840000000p-4",
+        "-0x1.e85ccc0000000p-4",
     ]
 
 

@@ -33,9 +33,11 @@ def why_not() -> str | None:
 def measure_peak(inputs: int, outputs: int, tokens: int, pair: Pair | None) -> dict[str, int]:
     """Growth of resident memory in bytes, at most, for a Linear layer with Adam; dense without a pair.
 
+    A sparse one is drawn, with an implicit reservoir.
+
     Returns:
-        "building": while the layer is made (a sparse one is made from a dense one). "training": over two
-        steps, layer included, after whatever building alone needed is gone.
+        "building": while the layer is made. "training": over two steps and a refresh, layer included, after
+        whatever building alone needed is gone.
     """
     arguments = json.dumps({"inputs": inputs, "outputs": outputs, "tokens": tokens, "pair": pair})
     # With a fixed threshold glibc gives large blocks back as soon as they are free; by default it comes to
@@ -48,7 +50,7 @@ def measure_peak(inputs: int, outputs: int, tokens: int, pair: Pair | None) -> d
     return json.loads(done.stdout)
 
 
-def _status(key: str) -> int:
+def resident(key: str) -> int:
     """A memory figure of this process, in bytes."""
     lines = _STATUS.read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
@@ -60,8 +62,10 @@ def _reset_peak() -> None:
 
 
 def _build(inputs: int, outputs: int, pair: Pair | None) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(nn.Linear(inputs, outputs, bias=False))
-    handle = None if pair is None else sparsify(model, TopKAST(*pair), seed=0)
+    with torch.device("cpu" if pair is None else "meta"):
+        model = nn.Sequential(nn.Linear(inputs, outputs, bias=False))
+    method = None if pair is None else TopKAST(*pair, refresh_every=2)
+    handle = None if method is None else sparsify(model, method, reservoir="implicit", seed=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     if handle is not None:
         handle.attach(optimizer)
@@ -80,12 +84,12 @@ def _main(inputs: int, outputs: int, tokens: int, pair: Pair | None) -> dict[str
     _train(*_build(128, 128, pair), torch.randn(8, 128))
     x = torch.randn(tokens, inputs)
     _reset_peak()
-    before = _status("VmRSS")
+    before = resident("VmRSS")
     model, optimizer = _build(inputs, outputs, pair)
-    building = _status("VmHWM") - before
+    building = resident("VmHWM") - before
     _reset_peak()
     _train(model, optimizer, x)
-    return {"building": building, "training": _status("VmHWM") - before}
+    return {"building": building, "training": resident("VmHWM") - before}
 
 
 if __name__ == "__main__":

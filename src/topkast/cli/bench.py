@@ -108,6 +108,7 @@ def _settings(options: argparse.Namespace) -> Any:
     }
     if options.inputs is not None:
         given["shapes"] = ((options.inputs, options.outputs),)
+        given.update({name: () for name in ("large", "growing") if name in fields})  # not what was asked for
     if options.numel is not None:
         given["sizes"] = (options.numel,)
     if options.sparsities is not None:

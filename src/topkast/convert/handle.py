@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.convert.attach import Attachment
+from topkast.convert.memory import Memory, memory
 from topkast.convert.stats import LayerStats, layer_stats, table
 from topkast.core import optimizer_state
 from topkast.core.implicit import ImplicitReservoir
@@ -211,6 +212,14 @@ class Handle:
     def stats(self) -> dict[str, LayerStats]:
         """Per sparse weight: sizes, densities, how A changed, share of C ever used, bytes."""
         return {name: layer_stats(weight) for name, weight in self.weights.items()}
+
+    def memory(self) -> Memory:
+        """Bytes held now, by layer and part, beside the dense model's with the same optimizer; a table.
+
+        Gradients and optimizer state are there once a step has been taken, Plans once a product has run.
+        """
+        optimizers = {name: self._optimizer_of(name) for name in self.weights}
+        return memory(self.model, self.weights, optimizers, [a.optimizer for a in self._attachments])
 
     def __str__(self) -> str:
         return table(self.layers, self.weights, self.left_dense, self._fallbacks, self.model)

@@ -24,7 +24,7 @@ from topkast.core import implicit_state
 from topkast.core.initial import Initial
 from topkast.core.reservoir import Reservoir, StoredReservoir, Theta
 from topkast.core.select import match, top_k
-from topkast.kernels.native import kth_magnitude
+from topkast.kernels.native import count_at_least
 from topkast.kernels.positions import index_dtype
 from topkast.kernels.stream import KINDS, Stream, merge
 
@@ -67,23 +67,35 @@ class ImplicitTheta:
     def _candidates(self, k: int) -> tuple[Tensor, Tensor]:
         """Elements among which the k largest are, by increasing position."""
         known = merge(*self._b(), *self._reservoir.returned())
-        end = self.numel
-        if known[0].numel() >= k >= 1:
-            end = self._reservoir.stream().count_at_least(kth_magnitude(known[1], k))
-        return merge(*known, *self._fresh(end, k))
+        return merge(*known, *self._fresh(self._end(known[1], k)))
 
-    def _fresh(self, end: int, k: int) -> tuple[Tensor, Tensor]:
-        """Unknown elements of the ranks from the cursor to `end`: all of them, or at least the k largest."""
+    def _end(self, known: Tensor, k: int) -> int:
+        """A rank from which on no element of the stream is among the k largest.
+
+        Of the ranks up to c, and of what is known and at least as large as the last of them, there are k:
+        then whoever is smaller is not needed. The least such c is found to within a few per cent.
+        """
         stream, cursor, early = self._reservoir.stream(), int(self._reservoir.cursor), self._reservoir.early
-        # k unknown ones, and the known ones between them; and whoever is as large as the last.
-        enough = cursor + k
-        while enough < end:
-            num_known = int(torch.searchsorted(early, enough))
-            if enough - cursor - num_known >= k:
-                end = min(end, stream.count_at_least(stream.magnitude(enough - 1))) if k else cursor
-                break
-            enough = cursor + k + num_known
-        positions = stream.positions(cursor, max(0, end - cursor))
+        if k == 0:
+            return cursor
+
+        def suffices(end: int) -> bool:
+            num_fresh = end - cursor - int(torch.searchsorted(early, end))
+            return num_fresh + count_at_least(known, stream.magnitude(end - 1)) >= k
+
+        low, high = cursor, min(self.numel, cursor + 1024)
+        while high < self.numel and not suffices(high):
+            low, high = high, min(self.numel, cursor + 4 * (high - cursor))
+        while high - low > max(256, (high - cursor) // 32):
+            middle = (low + high) // 2
+            low, high = (low, middle) if suffices(middle) else (middle, high)
+        # Whoever is as large as the last is needed too: it may have a smaller position.
+        return max(cursor, stream.count_at_least(stream.magnitude(high - 1))) if high > cursor else cursor
+
+    def _fresh(self, end: int) -> tuple[Tensor, Tensor]:
+        """Unknown elements of the ranks from the cursor to `end`."""
+        stream, cursor, early = self._reservoir.stream(), int(self._reservoir.cursor), self._reservoir.early
+        positions = stream.positions(cursor, end - cursor)
         ranks, values = stream.look_up(positions)
         if early.numel() == 0 or positions.numel() == 0:
             return positions, values

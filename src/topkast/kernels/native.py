@@ -66,11 +66,11 @@ def top_k(numbers: Tensor, k: int) -> Tensor:
     return out
 
 
-def kth_magnitude(numbers: Tensor, k: int) -> float:
-    """The k-th largest of |numbers|, k from 1 on."""
+def count_at_least(numbers: Tensor, threshold: float) -> int:
+    """How many of |numbers| are at least `threshold`."""
     numbers = numbers.detach().contiguous()
-    find = getattr(_native, f"kth_magnitude_{_SUFFIX[numbers.dtype]}")
-    return find(*_buffer(numbers), k, threads_for(numbers.numel()))
+    count = getattr(_native, f"count_at_least_{_SUFFIX[numbers.dtype]}")
+    return count(*_buffer(numbers), threshold, threads_for(numbers.numel()))
 
 
 def match(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:

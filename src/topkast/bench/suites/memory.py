@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 from topkast.bench import contenders
-from topkast.bench.bytes import dense_bytes, sparse_bytes
 from topkast.bench.contenders import Work
 from topkast.bench.peak import measure_peak, why_not
 from topkast.bench.ratios import PAIRS, Pair, show_pair
 from topkast.bench.report import Report
+from topkast.bench.scale import measure_scale
 from topkast.bench.suites.linear import SHAPES
 from topkast.bench.table import Say, Table
 from topkast.convert import sparsify
+from topkast.core.bytes import dense_bytes, sparse_bytes
 from topkast.methods import TopKAST
 from topkast.nn.base import SparseLayer
 
@@ -29,11 +30,18 @@ class Settings:
         tokens: Rows of the input; few, so that activations do not hide the layer.
         shapes: Inputs and outputs of each layer.
         pairs: Forward and backward sparsities.
+        large: Inputs, outputs and pair of a layer to be trained that would be large if it were dense.
+        growing: The same for layers with one |B|, to see how the time of a refresh follows the dense size.
     """
 
     tokens: int = 64
     shapes: tuple[tuple[int, int], ...] = SHAPES
     pairs: tuple[Pair, ...] = PAIRS
+    large: tuple[tuple[int, int, Pair], ...] = ((31_250, 32_000, (0.99, 0.98)),)
+    growing: tuple[tuple[int, int, Pair], ...] = (
+        (4000, 5000, (0.9, 0.9)),
+        (40_000, 50_000, (0.999, 0.999)),
+    )
 
 
 _PARTS = ("values, gradient, Adam", "sets", "plan", "reservoir", "sum", "without reservoir")
@@ -56,9 +64,33 @@ def run(settings: Settings, say: Say) -> Report:
             row = _sparse(inputs, outputs, settings.tokens, pair, has_peak=reason is None)
             report.rows.append(row)
             say(table.line(show_pair(pair), _cells(row, dense)))
+    _run_large(settings, report, say, has_peak=reason is None)
     for name, why in report.left_out.items():
         say(f"left out: {name}: {why}")
     return report
+
+
+def _run_large(settings: Settings, report: Report, say: Say, *, has_peak: bool) -> None:
+    for inputs, outputs, pair in settings.large if has_peak else ():
+        row = measure_scale(inputs, outputs, pair, steps=3)
+        report.rows.append({"contender": "large", **row})
+        parts = row["memory"]
+        say(f"\nLinear {inputs} → {outputs}, {show_pair(pair)}, drawn in {row['build']:.1f} s")
+        say(f"  {row['numel']:,} elements, {row['backward']:,} of them in B")
+        say(f"  step on 64 tokens {row['step']:.2f} s; refresh and new Plan {row['refresh']:.2f} s")
+        say(
+            f"  peak resident memory of the process {row['peak'] / 1e9:.2f} GB; the layer with Adam "
+            f"{parts['total'] / 1e9:.2f} GB, dense {parts['dense'] / 1e9:.1f} GB"
+        )
+    first = None
+    for inputs, outputs, pair in settings.growing if has_peak else ():
+        row = measure_scale(inputs, outputs, pair, steps=0)
+        report.rows.append({"contender": "growing", **row})
+        first = row["refresh"] if first is None else first
+        say(
+            f"refresh of {row['backward']:,} elements of {row['numel']:,}: {row['refresh']:.3f} s, "
+            f"{row['refresh'] / first:.2f}× the first"
+        )
 
 
 def _dense(inputs: int, outputs: int, tokens: int, *, has_peak: bool) -> dict[str, Any]:
@@ -80,11 +112,14 @@ def _sparse(inputs: int, outputs: int, tokens: int, pair: Pair, *, has_peak: boo
     contender = contenders.ours(layer, pair, "auto")
     expected = contenders.expect(*contenders.alpha_layer(layer, pair), work)
     contenders.check(contender, expected, work, f"{inputs} → {outputs}, {show_pair(pair)}")
-    model = nn.Sequential(layer)
-    handle = sparsify(model, TopKAST(*pair), seed=0)
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(inputs, outputs, bias=False))
+    handle = sparsify(model, TopKAST(*pair, refresh_every=1), reservoir="implicit", seed=0)
     optimizer = handle.attach(torch.optim.Adam(model.parameters(), lr=1e-4))
-    model(work.x).backward(work.upstream)
-    optimizer.step()
+    for _ in range(2):  # the second with the sets of the first refresh
+        model(work.x).backward(work.upstream)
+        optimizer.step()
+    model(work.x)
     sparse = model[0]
     assert isinstance(sparse, SparseLayer)
     return {
@@ -92,8 +127,8 @@ def _sparse(inputs: int, outputs: int, tokens: int, pair: Pair, *, has_peak: boo
         "outputs": outputs,
         "forward_sparsity": pair[0],
         "backward_sparsity": pair[1],
-        "contender": "auto",
-        "engine": sparse.weight.engine,
+        "contender": "implicit",
+        "engine": sparse.weight.describe_engine(),
         "bytes": sparse_bytes(sparse.weight, optimizer),
         "peak": measure_peak(inputs, outputs, tokens, pair) if has_peak else None,
     }

@@ -214,10 +214,8 @@ void match_positions(Address before, int64_t num_before, Address after, int64_t 
 }
 
 template <typename T>
-T kth(Address x, int64_t length, int64_t k, int num_threads) {
-  if (k < 1 || k > length)
-    throw std::invalid_argument("k must lie in [1, " + std::to_string(length) + "], got " + std::to_string(k));
-  return kth_magnitude(checked<const T>("x", x, length, length), length, k, checked_threads(num_threads));
+int64_t count_large(Address x, int64_t length, T threshold, int num_threads) {
+  return count_at_least(checked<const T>("x", x, length, length), length, threshold, checked_threads(num_threads));
 }
 
 }  // namespace
@@ -251,8 +249,8 @@ NB_MODULE(_native, m) {
   m.def("conv_double", &conv<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("conv_backward_float", &conv_backward<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("conv_backward_double", &conv_backward<double>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("kth_magnitude_float", &kth<float>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("kth_magnitude_double", &kth<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("count_at_least_float", &count_large<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("count_at_least_double", &count_large<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("count_unmatched", &count_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("match", &match_positions, nb::call_guard<nb::gil_scoped_release>());
   bind_stream(m);

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -115,35 +116,18 @@ void write_some_ties(const T* x, int64_t first, int64_t last, typename Key<T>::t
   }
 }
 
-// The key of the k-th largest magnitude, k >= 1, and the chunks it was found with.
-template <typename T>
-struct Threshold {
-  using K = typename Key<T>::type;
-  std::vector<Chunk<K>> chunks;
-  K key;
-
-  Threshold(const T* x, int64_t n, int64_t k, int num_threads) {
-    const std::vector<int64_t> histogram = histogram_of(x, n, num_threads);
-    int64_t bin = static_cast<int64_t>(histogram.size()) - 1, above = 0;
-    while (above + histogram[bin] < k) above += histogram[bin--];
-    chunks = split(x, n, bin, num_threads);
-    std::vector<K> inside;
-    inside.reserve(histogram[bin]);
-    for (const Chunk<K>& c : chunks) inside.insert(inside.end(), c.inside.begin(), c.inside.end());
-    const int64_t rank = k - above - 1;
-    std::nth_element(inside.begin(), inside.begin() + rank, inside.end(), [](K a, K b) { return a > b; });
-    key = inside[rank];
-  }
-};
-
 }  // namespace
 
 template <typename T>
-T kth_magnitude(const T* x, int64_t n, int64_t k, int num_threads) {
-  const auto key = Threshold<T>(x, n, k, num_threads).key;
-  T magnitude;
-  std::memcpy(&magnitude, &key, sizeof magnitude);
-  return magnitude;
+int64_t count_at_least(const T* x, int64_t n, T threshold, int num_threads) {
+  int64_t count = 0;
+#pragma omp parallel for schedule(static) num_threads(num_threads) reduction(+ : count)
+  for (int64_t c = 0; c < num_chunks(n); ++c) {
+    int32_t mine = 0;
+    for (int64_t i = c * kChunk, end = std::min(n, i + kChunk); i < end; ++i) mine += std::abs(x[i]) >= threshold;
+    count += mine;
+  }
+  return count;
 }
 
 // A histogram of the leading bits finds the bin of the k-th largest; the keys in that bin give it exactly, and say where
@@ -152,9 +136,17 @@ template <typename T>
 void top_k(const T* x, int64_t n, int64_t k, int64_t* out, int num_threads) {
   using K = typename Key<T>::type;
   if (k <= 0) return;
-  const Threshold<T> found(x, n, k, num_threads);
-  const std::vector<Chunk<K>>& chunks = found.chunks;
-  const K threshold = found.key;
+  const std::vector<int64_t> histogram = histogram_of(x, n, num_threads);
+  int64_t bin = static_cast<int64_t>(histogram.size()) - 1, above = 0;
+  while (above + histogram[bin] < k) above += histogram[bin--];
+
+  const std::vector<Chunk<K>> chunks = split(x, n, bin, num_threads);
+  std::vector<K> inside;
+  inside.reserve(histogram[bin]);
+  for (const Chunk<K>& c : chunks) inside.insert(inside.end(), c.inside.begin(), c.inside.end());
+  const int64_t rank = k - above - 1;
+  std::nth_element(inside.begin(), inside.begin() + rank, inside.end(), [](K a, K b) { return a > b; });
+  const K threshold = inside[rank];
 
   std::vector<int64_t> larger(chunks.size() + 1, 0), equal(chunks.size() + 1, 0);
   for (size_t c = 0; c < chunks.size(); ++c) {
@@ -180,8 +172,8 @@ void top_k(const T* x, int64_t n, int64_t k, int64_t* out, int num_threads) {
   }
 }
 
-template float kth_magnitude<float>(const float*, int64_t, int64_t, int);
-template double kth_magnitude<double>(const double*, int64_t, int64_t, int);
+template int64_t count_at_least<float>(const float*, int64_t, float, int);
+template int64_t count_at_least<double>(const double*, int64_t, double, int);
 template void top_k<float>(const float*, int64_t, int64_t, int64_t*, int);
 template void top_k<double>(const double*, int64_t, int64_t, int64_t*, int);
 

@@ -10,8 +10,8 @@ namespace topkast {
 template <typename T>
 void top_k(const T* x, int64_t n, int64_t k, int64_t* out, int num_threads);
 
-// The k-th largest |x|, 1 <= k <= n.
+// How many |x| are at least `threshold`.
 template <typename T>
-T kth_magnitude(const T* x, int64_t n, int64_t k, int num_threads);
+int64_t count_at_least(const T* x, int64_t n, T threshold, int num_threads);
 
 }  // namespace topkast

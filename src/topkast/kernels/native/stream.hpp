@@ -20,7 +20,7 @@ class Permutation {
   bool negative(int64_t rank) const;  // the sign of the element of this rank
 
  private:
-  static constexpr int kRounds = 8;
+  static constexpr int kRounds = 6;
   int64_t n_;
   uint64_t a_, b_;
   uint64_t keys_[kRounds];

@@ -12,7 +12,7 @@ from topkast.core.weight import SparseWeight
 from topkast.kernels.plan import Pattern, Plan
 
 
-def dense_bytes(weight: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def dense_bytes(weight: Tensor, optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
     """Of a dense weight: by part, and their sum as "total"."""
     return _with_total(
         {
@@ -23,7 +23,7 @@ def dense_bytes(weight: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, i
     )
 
 
-def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
     """Of a sparse weight: by part, and their sum as "total".
 
     "sets" are the buffers that say what A and B are; "plan" is what was derived from them for the products;
@@ -39,6 +39,17 @@ def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer) -> dict
             "reservoir": _nbytes(weight.reservoir.buffers()),
         }
     )
+
+
+def dense_equivalent(weight: SparseWeight, optimizer: torch.optim.Optimizer | None) -> int:
+    """What the same weight would take if it were dense, trained by the same optimizer.
+
+    Whatever is kept per element of B (value, gradient if there is one, moments) is kept per element then.
+    """
+    state = [] if optimizer is None else list(_tensors_in(optimizer.state.get(weight.values, {}).values()))
+    kept = [weight.values, weight.values.grad, *state]
+    per_element = [t for t in kept if t is not None and t.numel() == weight.values.numel()]
+    return sum(t.element_size() for t in per_element) * weight.numel()
 
 
 def plan_bytes(plan: Plan) -> int:
@@ -60,8 +71,8 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors_in(vars(value).values())
 
 
-def _state_bytes(parameter: Tensor, optimizer: torch.optim.Optimizer) -> int:
-    return _nbytes(_tensors_in(optimizer.state[parameter].values()))
+def _state_bytes(parameter: Tensor, optimizer: torch.optim.Optimizer | None) -> int:
+    return 0 if optimizer is None else _nbytes(_tensors_in(optimizer.state.get(parameter, {}).values()))
 
 
 def _nbytes(tensors: Iterable[Tensor | None]) -> int:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from topkast import TopKAST, sparsify
-from topkast.bench.bytes import dense_bytes, plan_bytes, sparse_bytes
+from topkast.core.bytes import dense_bytes, plan_bytes, sparse_bytes
 from topkast.kernels.plan import Plan
 
 
