@@ -18,13 +18,13 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600 -s
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
 	$(BIN)/basedpyright
 
 format: $(VENV)/.dev
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests examples
+	$(BIN)/ruff check --fix src tests examples
 
 # Options go into BENCH: make bench BENCH="--suite conv --batch 32".
 BENCH ?=

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +19,18 @@ EPOCHS, BATCH, LR, PENALTY = 12, 128, 0.05, 1e-4
 
 
 def accuracy_after_training(
-    method: topkast.Method, seed: int, data: tuple[Tensor, Tensor, Tensor, Tensor], epochs: int = EPOCHS
+    method: topkast.Method,
+    seed: int,
+    data: tuple[Tensor, Tensor, Tensor, Tensor],
+    epochs: int = EPOCHS,
+    reservoir: Any = "stored",
 ) -> float:
     """Test accuracy in percent of an MLP 784-512-256-10 whose two hidden layers are sparse."""
     x, y, x_test, y_test = data
     torch.manual_seed(seed)
-    model = MLP([784, 512, 256, 10])
-    sparse = topkast.sparsify(model, method, keep_dense="last")
+    with torch.device("meta" if reservoir == "implicit" else "cpu"):
+        model = MLP([784, 512, 256, 10])
+    sparse = topkast.sparsify(model, method, keep_dense="last", reservoir=reservoir)
     optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9))
     steps = epochs * (len(x) // BATCH)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -62,6 +68,20 @@ def test_topkast_beats_a_fixed_random_mask_by_a_point(data_folder: Path) -> None
     means = {name: sum(r) / 3 for name, r in results.items()}
     print(f"\nFashion-MNIST, 98/95 %, {EPOCHS} epochs: {results}, means {means}")
     assert means["Top-KAST"] >= means["static"] + 1.0
+
+
+@pytest.mark.slow
+def test_an_implicit_reservoir_is_as_good_as_a_stored_one(data_folder: Path) -> None:
+    """Over 3 seeds the means differ by no more than three standard errors of their difference."""
+    data = load(data_folder)
+    method = topkast.TopKAST(0.98, 0.95, refresh_every=10)
+    results = {
+        kind: torch.tensor([accuracy_after_training(method, seed, data, reservoir=kind) for seed in range(3)])
+        for kind in ("stored", "implicit")
+    }
+    print(f"\nFashion-MNIST, 98/95 %, {EPOCHS} epochs: { {k: r.tolist() for k, r in results.items()} }")
+    error = float(torch.stack([r.var() / 3 for r in results.values()]).sum().sqrt())
+    assert abs(float(results["stored"].mean() - results["implicit"].mean())) < max(3 * error, 0.3)
 
 
 def test_sparse_training_beats_a_classifier_without_training(data_folder: Path) -> None:

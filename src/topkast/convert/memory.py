@@ -83,7 +83,7 @@ def memory(
         optimizer = optimizers[name]
         layers[name] = {**sparse_bytes(weight, optimizer), "dense": dense_equivalent(weight, optimizer)}
     ours = {id(weight.values) for weight in weights.values()}
-    rest = dict.fromkeys(("weight", "gradient", "optimizer", "total"), 0)
+    rest: dict[str, int] = dict.fromkeys(("weight", "gradient", "optimizer", "total"), 0)
     for parameter in model.parameters():
         if id(parameter) not in ours:
             holder = next((o for o in every_optimizer if parameter in o.state), None)

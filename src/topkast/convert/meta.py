@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 
 from topkast.convert.find import Candidate, WeightGroup
 from topkast.core.distribution import matches, nearest
-from topkast.core.initial import Initial, Normal, Uniform, fans, initial
+from topkast.core.initial import Initial, Normal, Uniform, initial
 from topkast.core.select import derive_key
 from topkast.nn.attention import MultiheadAttention, packed_bound
 from topkast.nn.base import SparseLayer
 from topkast.nn.linear import Conv1D
+from topkast.nn.start import own_initial, start_bias
 
 Init = str | Initial | Mapping[str, str | Initial]
 Initialise = Callable[[nn.Module], Any]
@@ -67,15 +67,7 @@ def _own(member: Candidate, shape: tuple[int, ...]) -> Initial:
         return Uniform(packed_bound(member.attention, shape))
     if member.sparse_type is Conv1D:
         return Normal(0.02)
-    for known in (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        if isinstance(layer, known):
-            if type(layer).reset_parameters is not known.reset_parameters:
-                break
-            return Normal(1.0) if known is nn.Embedding else initial("torch", shape)
-    raise ValueError(
-        f"{type(layer).__name__} has an initialisation of its own, whose distribution is not known; "
-        f"name it with `init`, such as init={{{member.name!r}: topkast.Normal(0.02)}}"
-    )
+    return own_initial(layer, shape)
 
 
 # ---- the dense rest -----------------------------------------------------------------------------------
@@ -155,7 +147,6 @@ def _materialise(module: nn.Module, name: str, device: torch.device, made: dict[
 
 
 def _start_bias(layer: SparseLayer) -> None:
-    """As torch does: uniform in ±1/√fan-in for Linear and Conv, zero for Hugging Face's Conv1D."""
-    if layer.bias is not None and not isinstance(layer, Conv1D):
-        bound = 1 / math.sqrt(fans(tuple(layer.weight.shape))[0])
-        layer.bias.uniform_(-bound, bound)
+    """As torch does; Hugging Face's Conv1D starts at zero."""
+    if not isinstance(layer, Conv1D):
+        start_bias(layer.bias, tuple(layer.weight.shape))

@@ -26,8 +26,13 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_symbols)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialises what is its own: positions, and the embedding if it is dense."""
         nn.init.normal_(self.position, std=0.02)
+        if isinstance(self.embedding, nn.Embedding):
+            nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, symbols: Tensor) -> Tensor:
         """(batch, length) symbols → (batch, length, num_symbols) logits."""

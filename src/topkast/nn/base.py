@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from topkast.core.build import Chooser, implicit_weight
+from topkast.core.initial import Initial, initial
 from topkast.core.loading import check_states
+from topkast.core.select import derive_key
+from topkast.core.sets import Counts
 from topkast.core.weight import SparseWeight
 from topkast.kernels.auto import Auto
 from topkast.kernels.engine import ConvGeometry, Engine
+from topkast.kernels.engines import check_engine, why_not
+from topkast.nn.start import own_initial, start_bias
+
+
+class SparseMethod(Chooser, Protocol):
+    """What is asked of a method when a layer is constructed by itself; see `methods.Method`."""
+
+    @property
+    def forward_sparsity(self) -> float: ...
+
+    @property
+    def backward_sparsity(self) -> float: ...
 
 
 class SparseLayer(nn.Module):
@@ -22,18 +38,83 @@ class SparseLayer(nn.Module):
         bias: Dense, or None.
         kind: Which products it needs: "linear", "conv" or "embedding".
         label: What it replaces, for tables.
+        dense_type: The torch layer it is like, or None if it cannot be constructed by itself.
     """
 
     kind: str
     label: str
+    dense_type: type[nn.Module] | None = None
     weight: SparseWeight
     bias: nn.Parameter | None
 
-    def __init__(self, weight: SparseWeight, bias: nn.Parameter | None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        *sizes: Any,
+        method: SparseMethod,
+        init: str | Initial | None = None,
+        seed: int | None = None,
+        name: str = "",
+        engine: str = "auto",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        **options: Any,
+    ) -> None:
+        """A layer by itself, drawn sparse with an implicit reservoir: nothing of dense size is made.
+
+        Args:
+            sizes: As torch's layer takes them, and so are `options` and `dtype`.
+            method: Which sets; ``topkast.Handle(model, method)`` then drives the model's refreshes.
+            init: The distribution of θ⁰, see `topkast.sparsify`; by default the torch layer's own.
+            seed: With the name it decides θ⁰. By default drawn from torch's generator.
+            name: For messages; layers of one seed need names of their own, or they start alike.
+            engine: See `topkast.sparsify`.
+            device: Where the layer lives.
+        """
+        if self.dense_type is None:
+            raise TypeError(f"{type(self).__name__} is made by topkast.sparsify only")
+        with torch.device("meta"):
+            layer: Any = self.dense_type(*sizes, **options, dtype=dtype)
+        if getattr(layer, "padding_idx", None) is not None:
+            raise ValueError("a padding row starts at zero, which an implicit reservoir does not know")
+        shape = tuple(layer.weight.shape)
+        numel = layer.weight.numel()
+        counts = Counts.from_density(numel, 1 - method.forward_sparsity, 1 - method.backward_sparsity)
+        key = derive_key(int(torch.randint(2**62, ())) if seed is None else seed, name)
+        weight = implicit_weight(
+            shape,
+            own_initial(layer, shape) if init is None else initial(init, shape),
+            method,
+            counts,
+            name=name,
+            key=key,
+            dtype=layer.weight.dtype,
+            device=device,
+        )
+        if getattr(layer, "bias", None) is not None:
+            layer.bias = nn.Parameter(torch.empty_like(layer.bias, device=device))
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(key)
+                start_bias(layer.bias, shape)
+        self._take(layer, weight)
+        check_engine(engine)
+        reason = why_not(engine, self.kind, self.geometry, weight.device.type)
+        if reason is not None and engine != "auto":
+            raise ValueError(f"engine {engine!r} cannot compute this layer: {reason}")
+        weight.engine = engine if reason is None else "masked"
+
+    def _take(self, layer: Any, weight: SparseWeight) -> None:
+        """Becomes the counterpart of a torch layer, with the given weight and the layer's own bias."""
+        nn.Module.__init__(self)
         self.weight = weight
-        self.register_parameter("bias", bias)
+        self.register_parameter("bias", getattr(layer, "bias", None))
         self.register_load_state_dict_pre_hook(check_states)
+
+    @classmethod
+    def from_dense(cls, layer: Any, weight: SparseWeight) -> SparseLayer:
+        """The sparse counterpart of `layer`, with the given weight and the layer's own bias."""
+        new = cls.__new__(cls)
+        new._take(layer, weight)
+        return new
 
     @property
     def geometry(self) -> ConvGeometry | None:
@@ -44,11 +125,6 @@ class SparseLayer(nn.Module):
     def engine(self) -> Engine | Auto:
         """The engine that computes this layer's products."""
         return self.weight.engine_impl()
-
-    @classmethod
-    @abstractmethod
-    def from_dense(cls, layer: Any, weight: SparseWeight) -> SparseLayer:
-        """The sparse counterpart of `layer`, with the given weight and the layer's own bias."""
 
     @abstractmethod
     def to_dense(self, weight: nn.Parameter) -> nn.Module:

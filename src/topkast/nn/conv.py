@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,10 +17,9 @@ class _Conv(SparseLayer):
     """A convolution with every stride, padding, padding mode, dilation and number of groups of torch's."""
 
     kind = "conv"
-    dense_type: ClassVar[type[nn.Module]]
 
-    def __init__(self, layer: Any, weight: SparseWeight) -> None:
-        super().__init__(weight, layer.bias)
+    def _take(self, layer: Any, weight: SparseWeight) -> None:
+        super()._take(layer, weight)
         self.in_channels = layer.in_channels
         self.out_channels = layer.out_channels
         self.kernel_size = layer.kernel_size
@@ -40,15 +39,12 @@ class _Conv(SparseLayer):
             self.groups,
         )
 
-    @classmethod
-    def from_dense(cls, layer: Any, weight: SparseWeight) -> _Conv:
-        return cls(layer, weight)
-
     @property
     def geometry(self) -> ConvGeometry:
         return self._geometry
 
     def to_dense(self, weight: nn.Parameter) -> nn.Module:
+        assert self.dense_type is not None
         return self._build(
             self.dense_type,
             weight,

@@ -17,15 +17,13 @@ class Embedding(SparseLayer):
     kind = "embedding"
     label = "Embedding"
 
-    def __init__(self, layer: nn.Embedding, weight: SparseWeight) -> None:
-        super().__init__(weight, None)
+    dense_type = nn.Embedding
+
+    def _take(self, layer: Any, weight: SparseWeight) -> None:
+        super()._take(layer, weight)
         self.num_embeddings, self.embedding_dim = weight.shape
         self.padding_idx = layer.padding_idx
         self.scale_grad_by_freq = layer.scale_grad_by_freq
-
-    @classmethod
-    def from_dense(cls, layer: Any, weight: SparseWeight) -> Embedding:
-        return cls(layer, weight)
 
     def to_dense(self, weight: nn.Parameter) -> nn.Module:
         return self._build(

@@ -17,13 +17,11 @@ class Linear(SparseLayer):
     kind = "linear"
     label = "Linear"
 
-    def __init__(self, weight: SparseWeight, bias: nn.Parameter | None) -> None:
-        super().__init__(weight, bias)
-        self.out_features, self.in_features = weight.shape
+    dense_type = nn.Linear
 
-    @classmethod
-    def from_dense(cls, layer: Any, weight: SparseWeight) -> Linear:
-        return cls(weight, layer.bias)
+    def _take(self, layer: Any, weight: SparseWeight) -> None:
+        super()._take(layer, weight)
+        self.out_features, self.in_features = weight.shape
 
     def to_dense(self, weight: nn.Parameter) -> nn.Module:
         sizes = (self.in_features, self.out_features)
@@ -42,15 +40,11 @@ class Conv1D(SparseLayer):
     kind = "linear"
     label = "Conv1D (HF)"
 
-    def __init__(self, weight: SparseWeight, bias: nn.Parameter | None, original: type[nn.Module]):
-        super().__init__(weight, bias)
+    def _take(self, layer: Any, weight: SparseWeight) -> None:
+        super()._take(layer, weight)
         self.nx, self.nf = weight.shape
         # Kept so that densify can give the very class back without importing transformers here.
-        self._original = original
-
-    @classmethod
-    def from_dense(cls, layer: Any, weight: SparseWeight) -> Conv1D:
-        return cls(weight, layer.bias, type(layer))
+        self._original = type(layer)
 
     def to_dense(self, weight: nn.Parameter) -> nn.Module:
         return self._build(self._original, weight, self.nf, self.nx)
