@@ -28,7 +28,7 @@ def measure_scale(inputs: int, outputs: int, pair: Pair, *, steps: int) -> dict[
     steps, only refreshes it, each time after 5 % of B were set to zero.
 
     Returns:
-        Seconds: "build", "step" (without refresh), "refresh" (the new Plan included), each the median;
+        Seconds: "build", "step" (without refresh), "refresh", "plan" (building the new one), each the median;
         "peak": resident memory of the whole process in bytes, at most; sizes; "memory": `Handle.memory()`.
     """
     arguments = json.dumps({"inputs": inputs, "outputs": outputs, "pair": pair, "steps": steps})
@@ -63,19 +63,16 @@ def _main(inputs: int, outputs: int, pair: Pair, steps: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
 
-    def refresh() -> None:
-        handle.refresh()
-        if steps:
-            model(x[:1])  # builds the new Plan
-
-    step_times, refresh_times = [], []
+    step_times, refresh_times, plan_times = [], [], []
     for _ in range(steps or 5):
         if steps:
             step_times.append(_timed(step))
         else:
             with torch.no_grad():
                 weight.values[torch.rand(weight.values.numel()) < 0.05] = 0
-        refresh_times.append(_timed(refresh))
+        refresh_times.append(_timed(handle.refresh))
+        if steps:
+            plan_times.append(_timed(lambda: model(x[:1])))  # the first product after it
     return {
         "inputs": inputs,
         "outputs": outputs,
@@ -87,6 +84,7 @@ def _main(inputs: int, outputs: int, pair: Pair, steps: int) -> dict[str, Any]:
         "build": build,
         "step": median(step_times) if step_times else None,
         "refresh": median(refresh_times),
+        "plan": median(plan_times) if plan_times else None,
         "peak": resident("VmHWM"),
         "memory": handle.memory().layers["0"],
     }

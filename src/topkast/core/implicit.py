@@ -41,9 +41,10 @@ class ImplicitTheta:
     def top(self, k: int) -> Tensor:
         positions, values = self._candidates(k)
         chosen = top_k(values, k)
-        # The method asks for their values next.
-        self._last = (positions.index_select(0, chosen), values.index_select(0, chosen))
-        return self._last[0]
+        values = values.index_select(0, chosen)  # what is not needed any more makes room for the next
+        positions = positions.index_select(0, chosen)
+        self._last = (positions, values)  # the method asks for their values next
+        return positions
 
     def at(self, positions: Tensor) -> Tensor:
         """From B where it is there, then from the returned elements, then from the stream."""
@@ -66,10 +67,11 @@ class ImplicitTheta:
 
     def _candidates(self, k: int) -> tuple[Tensor, Tensor]:
         """Elements among which the k largest are, by increasing position."""
-        known = merge(*self._b(), *self._reservoir.returned())
-        return merge(*known, *self._fresh(self._end(known[1], k)))
+        # The small lists first: B is gone through, and copied, only once.
+        others = merge(*self._reservoir.returned(), *self._fresh(self._end(k)))
+        return merge(*self._b(), *others)
 
-    def _end(self, known: Tensor, k: int) -> int:
+    def _end(self, k: int) -> int:
         """A rank from which on no element of the stream is among the k largest.
 
         Of the ranks up to c, and of what is known and at least as large as the last of them, there are k:
@@ -80,8 +82,9 @@ class ImplicitTheta:
             return cursor
 
         def suffices(end: int) -> bool:
-            num_fresh = end - cursor - int(torch.searchsorted(early, end))
-            return num_fresh + count_at_least(known, stream.magnitude(end - 1)) >= k
+            num_fresh, least = end - cursor - int(torch.searchsorted(early, end)), stream.magnitude(end - 1)
+            returned = self._reservoir.returned_values
+            return num_fresh + count_at_least(self._values, least) + count_at_least(returned, least) >= k
 
         low, high = cursor, min(self.numel, cursor + 1024)
         while high < self.numel and not suffices(high):

@@ -71,14 +71,17 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     """
     old = weight.indices.long()
     source, entering, leaving = match(old, sets.indices)
+    left, left_of_a = old[leaving], old[leaving[weight.active[leaving]]]
+    del old  # as long as all of B: of a large weight every such list counts
     was_active = weight.active.index_select(0, source).index_fill_(0, entering, False)
     entering_a = torch.nonzero(sets.active & ~was_active).flatten()
-    left_a = torch.cat([sets.indices[was_active & ~sets.active], old[leaving[weight.active[leaving]]]])
+    left_a = torch.cat([sets.indices[was_active & ~sets.active], left_of_a])
+    if entering.numel() or entering_a.numel():
+        weight.forget_plan()
 
+    entrants = weight.reservoir.exchange(left, weight.values.detach()[leaving], sets.indices[entering])
     values = weight.values.detach().index_select(0, source)
-    values[entering] = weight.reservoir.exchange(
-        old[leaving], weight.values.detach()[leaving], sets.indices[entering]
-    )
+    values[entering] = entrants
     weight.values.copy_(values)
     weight.indices.copy_(sets.indices)
     weight.active.copy_(sets.active)

@@ -137,6 +137,10 @@ class SparseWeight(nn.Module):
             self._plan = self._build_plan()
         return self._plan
 
+    def forget_plan(self) -> None:
+        """Makes room for what comes next, when the sets are about to change."""
+        self._plan = None
+
     def _build_plan(self) -> Plan:
         try:
             return Plan(tuple(self.shape), self.indices, self.active, explores=self.explores)

@@ -77,7 +77,10 @@ def _run_large(settings: Settings, report: Report, say: Say, *, has_peak: bool) 
         parts = row["memory"]
         say(f"\nLinear {inputs} → {outputs}, {show_pair(pair)}, drawn in {row['build']:.1f} s")
         say(f"  {row['numel']:,} elements, {row['backward']:,} of them in B")
-        say(f"  step on 64 tokens {row['step']:.2f} s; refresh and new Plan {row['refresh']:.2f} s")
+        say(
+            f"  step on 64 tokens {row['step']:.2f} s; refresh {row['refresh']:.2f} s, "
+            f"and {row['plan']:.2f} s for the new Plan"
+        )
         say(
             f"  peak resident memory of the process {row['peak'] / 1e9:.2f} GB; the layer with Adam "
             f"{parts['total'] / 1e9:.2f} GB, dense {parts['dense'] / 1e9:.1f} GB"
