@@ -25,6 +25,21 @@ def half_of(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randperm(numel, generator=generator)[: numel // 2].sort().values
 
 
+def assert_convolves_like_masked(
+    plan: Plan, geometry: ConvGeometry, shape: tuple[int, ...], *, atol: float
+) -> None:
+    """Output and both gradients, for an input of this shape."""
+    torch.manual_seed(0)
+    values = torch.randn(plan.num_slots, dtype=torch.float64)
+    x = torch.randn(shape, dtype=torch.float64)
+    results = []
+    for engine in (ENGINES["native"], ENGINES["masked"]):
+        y = engine.conv(plan, values, x, None, geometry)
+        results.append((y, *engine.conv_grads(plan, values, x, y.cos(), geometry, (True, True))))
+    for ours, exact in zip(*results, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-10, atol=atol)
+
+
 @pytest.mark.parametrize("explores", [True, False])
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("shape", [(2, 200_000), (3, 131_072)])
@@ -51,15 +66,7 @@ def test_kernels_too_long_for_16_bits_equal_masked(groups: int, stride: int) -> 
     shape = (2, 50_000 // groups, 3)
     geometry = ConvGeometry((stride,), (1,), (1,), groups)
     plan = plan_of(shape, torch.arange(torch.Size(shape).numel()))
-    torch.manual_seed(0)
-    values = torch.randn(plan.num_slots, dtype=torch.float64)
-    x = torch.randn(1, 50_000, 4, dtype=torch.float64)
-    results = []
-    for engine in (ENGINES["native"], ENGINES["masked"]):
-        y = engine.conv(plan, values, x, None, geometry)
-        results.append((y, *engine.conv_grads(plan, values, x, y.cos(), geometry, (True, True))))
-    for ours, exact in zip(*results, strict=True):
-        torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-8)
+    assert_convolves_like_masked(plan, geometry, (1, 50_000, 4), atol=1e-8)
 
 
 def test_65536_elements_in_a_row_are_the_most_for_16_bits() -> None:
@@ -82,15 +89,7 @@ def test_the_turned_kernel_finds_its_slots_across_blocks(explores: bool) -> None
     positions = half_of(shape)
     positions = positions[(positions // 35) % 3 > 0]
     plan = plan_of(shape, positions, explores=explores)
-    torch.manual_seed(0)
-    values = torch.randn(plan.num_slots, dtype=torch.float64)
-    x = torch.randn(2, 7, 40, dtype=torch.float64)
-    results = []
-    for engine in (ENGINES["native"], ENGINES["masked"]):
-        y = engine.conv(plan, values, x, None, geometry)
-        results.append((y, *engine.conv_grads(plan, values, x, y.cos(), geometry, (True, True))))
-    for ours, exact in zip(*results, strict=True):
-        torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-10)
+    assert_convolves_like_masked(plan, geometry, (2, 7, 40), atol=1e-10)
 
 
 def test_positions_beyond_32_bits() -> None:
