@@ -36,11 +36,10 @@ def _problem_of_numbers(numel: int, state: Mapping[str, Tensor]) -> str | None:
         number = state[name]
         if number.ndim != 0 or number.dtype != torch.int64:
             return f"{name} must be one int64 number"
-        low = 0 if name != "key" else -(2**63)
-        if int(number) < low or (name != "key" and int(number) > numel):
+        if int(number) < 0:
+            return f"{name} must not be negative, got {int(number)}"
+        if name != "key" and int(number) > numel:
             return f"{name} must lie in [0, {numel}], got {int(number)}"
-    if int(state["key"]) < 0:
-        return f"key must not be negative, got {int(state['key'])}"
     return None
 
 
