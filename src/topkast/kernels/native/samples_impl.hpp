@@ -178,7 +178,8 @@ void sample_panel(const Samples& s, const Pair<T>& pair) {
 // hold up all.
 template <typename T, typename F>
 void sample_panels(const Samples& s, int64_t count, F&& pair) {
-  const int64_t step = 1 + smaller(kTilesAtOnce - 1, s.num_tiles / (4 * omp_get_num_threads()));
+  const int64_t share = s.num_tiles / (4 * omp_get_num_threads());
+  const int64_t step = share < 1 ? 1 : smaller(kTilesAtOnce, share);
 #pragma omp for schedule(dynamic)
   for (int64_t tile = 0; tile < s.num_tiles; tile += step)
     sample_tiles<T>(s, tile, smaller(tile + step, s.num_tiles), count, pair);

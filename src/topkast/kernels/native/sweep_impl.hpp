@@ -87,7 +87,7 @@ void finish_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, 
   const int64_t rows = smaller(s.tile_rows, s.num_rows - first_row);
   start_tile(bias ? bias + first_row : nullptr, rows, p.width, scratch);
   sweep_tile(s, tile, value, packed, p.width, scratch);
-  transpose<false>(scratch, p.width, rows, p.count, y + p.first * s.num_rows + first_row, s.num_rows);
+  unpack(scratch, p, rows, y + first_row, s.num_rows);
 }
 
 // The values of one (tile, block) whose rows are rows of the weight.
