@@ -49,6 +49,15 @@ class Method(ABC):
         """Whether elements of C may enter B later, so that something has to be known of them."""
         return True
 
+    def densities(self, step: int, counts: Counts) -> tuple[float, float]:
+        """What step number `step` (1 is the first) costs a weight whose sets have the sizes `counts`.
+
+        Returns:
+            The densities at which its products are computed, for accounting: of the forward pass and the
+            input gradient, and of the weight gradient.
+        """
+        return counts.forward_density, counts.backward_density
+
 
 class FixedSets(Method):
     """A base for methods that choose once: nothing of C is kept."""

@@ -70,6 +70,10 @@ class TopKAST(Method):
         within = top_k(theta.at(backward), counts.forward)
         return Sets.from_slots(within, backward)
 
+    def densities(self, step: int, counts: Counts) -> tuple[float, float]:
+        explores = self.explore_until is None or step <= self.explore_until
+        return counts.forward_density, counts.backward_density if explores else counts.forward_density
+
 
 def _check_steps(name: str, value: int, *, at_least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
