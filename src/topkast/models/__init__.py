@@ -2,5 +2,6 @@
 
 from topkast.models.decoder import Decoder
 from topkast.models.mlp import MLP
+from topkast.models.resnet import ResNet50
 
-__all__ = ["MLP", "Decoder"]
+__all__ = ["MLP", "Decoder", "ResNet50"]
