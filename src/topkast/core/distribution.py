@@ -1,6 +1,7 @@
 """How density is spread over the layers: |A| and |B| of each, from one pair of sparsities.
 
-Pure arithmetic on shapes. A layer's counts are exact; so is the total when it is asked for (`budget`).
+Pure arithmetic on shapes. "uniform" is exact in each layer, |A| = round(D·n); "er" and "erk", and all of them
+where the whole model is counted, are exact in total, Σ|A| = round(D·Σn) to the element.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def spread(
     """Counts for every layer.
 
     Args:
-        distribution: "uniform" gives every layer the same sparsity; "erk" (Erdős–Rényi-Kernel) gives a
-            layer density in proportion to Σ dims / Π dims, with layers capped at dense; a mapping from
-            names or globs to a forward sparsity, or a (forward, backward) pair, overrides single layers and
-            leaves the others uniform.
+        distribution: "uniform" gives every layer the same sparsity; "er" (Erdős–Rényi) gives a layer
+            density in proportion to (n_in + n_out)/(n_in·n_out), "erk" (Erdős–Rényi-Kernel) to
+            Σ dims / Π dims of the whole shape, both with layers capped at dense and at least one element
+            in each; a mapping from names or globs to a forward sparsity, or a (forward, backward) pair,
+            overrides single layers and leaves the others uniform.
         shapes: Shape of each layer's weight.
         forward_sparsity: 1 - D.
         backward_sparsity: 1 - D - M.
@@ -51,14 +53,15 @@ def spread(
         aliases: All the names a layer goes by (tied layers have several), for matching.
 
     Raises:
-        ValueError: An unknown distribution, a name that matches no layer, or a budget that the dense
-            parameters alone exceed.
+        ValueError: An unknown distribution, a name that matches no layer, or a budget of fewer elements
+            than there are layers, such as one that the dense parameters alone exceed.
     """
     forward, backward = 1.0 - forward_sparsity, 1.0 - backward_sparsity
     if isinstance(distribution, Mapping):
         if num_dense is not None:
             raise ValueError(
-                "`budget='model'` needs `distribution` 'uniform' or 'erk': a mapping fixes the counts itself"
+                "`budget='model'` needs `distribution` 'uniform', 'er' or 'erk': "
+                "a mapping fixes the counts itself"
             )
         return _from_mapping(distribution, shapes, forward, backward, aliases or {})
     if distribution not in _DENSITIES:
@@ -67,27 +70,37 @@ def spread(
             f"`distribution` must be one of {known} or a mapping from layer names to sparsities, "
             f"got {distribution!r}"
         )
-    densities = _DENSITIES[distribution]
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    if num_dense is None:
-        a, b = densities(shapes, forward), densities(shapes, backward)
-        return {n: Counts.from_density(sizes[n], a[n], b[n]) for n in shapes}
-    total = sum(sizes.values()) + num_dense
-    num_a = _exact(densities, shapes, sizes, round(forward * total) - num_dense, total)
-    num_b = _exact(densities, shapes, sizes, round(backward * total) - num_dense, total)
-    return {n: Counts(sizes[n], num_a[n], max(num_a[n], num_b[n])) for n in shapes}
+    if distribution == "uniform" and num_dense is None:
+        return {n: Counts.from_density(sizes[n], forward, backward) for n in shapes}
+    densities, rest = _DENSITIES[distribution], num_dense or 0
+    total = sum(sizes.values()) + rest
+    budgets = [round(density * total) - rest for density in (forward, backward)]
+    _check_budget(budgets[0], total, rest, len(shapes))
+    num_b = _exact(densities, shapes, sizes, budgets[1])
+    num_a = _exact(densities, shapes, num_b, budgets[0])  # B is as far as A can go
+    return {n: Counts(sizes[n], num_a[n], num_b[n]) for n in shapes}
 
 
 def _uniform(shapes: Shapes, density: float) -> dict[str, float]:
     return dict.fromkeys(shapes, density)
 
 
+def _er(shapes: Shapes, density: float) -> dict[str, float]:
+    """Erdős–Rényi densities (Mocanu et al. 2018): ε·(n_in + n_out)/(n_in·n_out), whatever the kernel."""
+    return _in_proportion({n: sum(s[:2]) / math.prod(s[:2]) for n, s in shapes.items()}, shapes, density)
+
+
 def _erk(shapes: Shapes, density: float) -> dict[str, float]:
-    """Erdős–Rényi-Kernel densities (Evci et al. 2020): ε·Σ dims/Π dims, capped at 1, exact in total.
+    """Erdős–Rényi-Kernel densities (Evci et al. 2020): ε·Σ dims/Π dims, the kernel's sizes among them."""
+    return _in_proportion({n: sum(s) / math.prod(s) for n, s in shapes.items()}, shapes, density)
+
+
+def _in_proportion(raw: Mapping[str, float], shapes: Shapes, density: float) -> dict[str, float]:
+    """min(1, ε·raw), with ε such that the whole has the given density.
 
     Layers that would exceed density 1 are made dense and ε is solved again for the others.
     """
-    raw = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}
     size = {name: math.prod(shape) for name, shape in shapes.items()}
     budget = density * sum(size.values())
     dense: set[str] = set()
@@ -104,30 +117,34 @@ def _erk(shapes: Shapes, density: float) -> dict[str, float]:
 
 _DENSITIES: dict[str, Callable[[Shapes, float], dict[str, float]]] = {
     "uniform": _uniform,
+    "er": _er,
     "erk": _erk,
 }
+
+
+def _check_budget(budget: int, total: int, num_dense: int, num_layers: int) -> None:
+    if budget < num_layers:
+        kept = f", {num_dense} of them dense" if num_dense else ""
+        raise ValueError(
+            f"the sparsity leaves {budget} elements (of {total} parameters{kept}) for {num_layers} sparse "
+            "layers, which need at least one each: lower the sparsity, or leave fewer layers dense"
+        )
 
 
 def _exact(
     densities: Callable[[Shapes, float], dict[str, float]],
     shapes: Shapes,
-    sizes: Mapping[str, int],
+    most: Mapping[str, int],
     budget: int,
-    total: int,
 ) -> dict[str, int]:
-    """Counts that sum to `budget` exactly: rounded down, the rest to the largest remainders."""
-    if budget < len(shapes):
-        raise ValueError(
-            f"the dense parameters leave {budget} of {total} for {len(shapes)} sparse layers, which need at "
-            "least one element each: lower the sparsity, or leave fewer layers dense"
-        )
-    wanted = densities(shapes, budget / sum(sizes.values()))
-    ideal = {name: wanted[name] * sizes[name] for name in shapes}
-    counts = {name: min(sizes[name], max(1, math.floor(ideal[name]))) for name in shapes}
+    """Counts from 1 to `most` that sum to `budget`: rounded down, the rest to the largest remainders."""
+    wanted = densities(shapes, budget / sum(math.prod(shape) for shape in shapes.values()))
+    ideal = {name: wanted[name] * math.prod(shapes[name]) for name in shapes}
+    counts = {name: min(most[name], max(1, math.floor(ideal[name]))) for name in shapes}
     by_remainder = sorted(shapes, key=lambda name: ideal[name] - counts[name], reverse=True)
     while (missing := budget - sum(counts.values())) != 0:
         step = 1 if missing > 0 else -1
-        movable = [n for n in by_remainder if 1 <= counts[n] + step <= sizes[n]]
+        movable = [n for n in by_remainder if 1 <= counts[n] + step <= most[n]]
         for name in (movable if step > 0 else movable[::-1])[: abs(missing)]:
             counts[name] += step
     return counts
