@@ -308,3 +308,25 @@ def test_parameters_in_use() -> None:
     assert count.dense == total
     assert count.rest == 16 * 16 + 16
     assert count.used == count.rest + round(0.2 * 32 * 16)
+
+
+def test_the_handle_counts_a_step_and_a_run() -> None:
+    model = MLP([20, 64, 5])
+    handle = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, explore_until=30))
+    example = torch.randn(7, 20)
+    step = handle.flops(example)
+    assert step == flops(model, handle.weights, example)
+    assert handle.flops(example, steps=1) == step
+    run = handle.flops(example, steps=100)
+    assert run.forward == 100 * step.forward
+    assert run.dense_total == 100 * step.dense_total
+    sizes = [w.counts for w in handle.weights.values()]
+    assert run.weight_grad == sum(2 * 7 * (30 * c.backward + 70 * c.forward) for c in sizes)
+
+
+def test_steps_are_at_least_one() -> None:
+    handle = topkast.sparsify(MLP([20, 64, 5]), METHOD)
+    with pytest.raises(ValueError, match="`steps` must be at least 1, got 0"):
+        handle.flops(torch.randn(7, 20), steps=0)
+    with pytest.raises(TypeError, match=r"`steps` must be a whole number of steps, got 1\.5"):
+        handle.flops(torch.randn(7, 20), steps=1.5)  # pyright: ignore[reportArgumentType]

@@ -25,9 +25,10 @@ from topkast.convert.standins import (
     spare_buffers,
     unpacked_attention,
 )
-from topkast.core.accounting import Flops, LayerFlops
+from topkast.core.accounting import Flops, LayerFlops, over_run
 from topkast.core.weight import SparseWeight
 from topkast.kernels.counting import Tally
+from topkast.methods.base import Method
 from topkast.nn.base import SparseLayer
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -62,6 +63,25 @@ def flops(model: nn.Module, weights: Mapping[str, SparseWeight], example: Exampl
             error.add_note("(while counting FLOPs: the model was called with `example`)")
             raise
     return Flops(tuple(_layer(*entry) for entry in tallies), *others)
+
+
+def run_flops(
+    model: nn.Module, weights: Mapping[str, SparseWeight], method: Method, example: Example, steps: int
+) -> Flops:
+    """What a whole run of a method costs, from step 1 to step number `steps`; see `flops`.
+
+    Raises:
+        TypeError: `steps` is not a whole number.
+        ValueError: `steps` is less than 1.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise TypeError(f"`steps` must be a whole number of steps, got {steps!r}")
+    if steps < 1:
+        raise ValueError(f"`steps` must be at least 1, got {steps!r}; leave it out for one step as it is now")
+    step = flops(model, weights, example)
+    # What the distribution gave, where a method has sets of other sizes on the way there.
+    counts = {name: getattr(weight, "target", weight.counts) for name, weight in weights.items()}
+    return over_run(step, method.densities, counts, steps)
 
 
 def dense_flops(model: nn.Module, example: Example) -> Flops:

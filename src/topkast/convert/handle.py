@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from topkast.convert.attach import Attachment
+from topkast.convert.flops import Example, flops, run_flops
 from topkast.convert.memory import Memory, memory
 from topkast.convert.stats import LayerStats, layer_stats, table
 from topkast.core import optimizer_state
+from topkast.core.accounting import Flops
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.penalty import penalty
 from topkast.core.refresh import check_finite, move
@@ -220,6 +222,20 @@ class Handle:
         """
         optimizers = {name: self._optimizer_of(name) for name in self.weights}
         return memory(self.model, self.weights, optimizers, [a.optimizer for a in self._attachments])
+
+    def flops(self, example: Example, *, steps: int | None = None) -> Flops:
+        """FLOPs of a step at the present sets, by layer and pass, beside the dense model's; a table.
+
+        The model is left as it is, and nothing is computed: see `convert.flops`.
+
+        Args:
+            example: What the model is called with in a step: a tensor, a tuple of positional arguments, or a
+                mapping of keyword arguments.
+            steps: If given, the whole run of the method instead, from step 1 to this one.
+        """
+        if steps is None:
+            return flops(self.model, self.weights, example)
+        return run_flops(self.model, self.weights, self.method, example, steps)
 
     def __str__(self) -> str:
         return table(self.layers, self.weights, self.left_dense, self._fallbacks, self.model)
