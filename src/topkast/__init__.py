@@ -9,14 +9,36 @@ from topkast import nn
 from topkast.convert import Handle, densify, sparsify
 from topkast.core.initial import Normal, TruncatedNormal, Uniform
 from topkast.kernels.memory import keep_freed_memory
-from topkast.methods import Method, Static, TopKAST
+from topkast.methods import (
+    DNW,
+    DSR,
+    SET,
+    SNFS,
+    STR,
+    DeepR,
+    Dense,
+    Method,
+    Pruning,
+    RigL,
+    Static,
+    TopKAST,
+)
 
 __version__ = version("topkast")
 
 __all__ = [
+    "DNW",
+    "DSR",
+    "SET",
+    "SNFS",
+    "STR",
+    "DeepR",
+    "Dense",
     "Handle",
     "Method",
     "Normal",
+    "Pruning",
+    "RigL",
     "Static",
     "TopKAST",
     "TruncatedNormal",

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 import topkast
+from topkast.core.moment import Moment
 
 
 @pytest.mark.parametrize(
@@ -20,12 +23,50 @@ import topkast
         ({"refresh_every": 2.5}, TypeError, r"`refresh_every` must be a whole number of steps, got 2.5"),
         ({"explore_until": -1}, ValueError, r"`explore_until` must be at least 0, got -1"),
         ({"exploration": "both"}, ValueError, r"`exploration` must be 'magnitude' or 'random', got 'both'"),
-        ({"scope": "network"}, ValueError, r"`scope` must be 'layer', got 'network'"),
+        ({"scope": "network"}, ValueError, r"`scope` must be 'layer' or 'global', got 'network'"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_named(arguments: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         topkast.TopKAST(**{"forward_sparsity": 0.9, "backward_sparsity": 0.8, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: topkast.SET(0.9, drop_fraction=1.0), r"`drop_fraction` must be in \[0, 1\), got 1.0"),
+        (lambda: topkast.SET(0.9, drop_fraction=-0.1), r"`drop_fraction` must be in \[0, 1\), got -0.1"),
+        (lambda: topkast.SET(0.9, grown_at="one"), r"`grown_at` must be 'initial' or 'zero', got 'one'"),
+        (lambda: topkast.SET(0.9, update_every=0), r"`update_every` must be at least 1, got 0"),
+        (lambda: topkast.RigL(0.9, t_end=100), r"`t_end` must be after the first update .*100.* never be updated"),
+        (lambda: topkast.RigL(1.2, t_end=1000), r"`forward_sparsity` must be in \[0, 1\), got 1.2"),
+        (lambda: topkast.SNFS(0.9, t_end=0), r"`t_end` must be at least 1, got 0"),
+        (lambda: topkast.SNFS(0.9, t_end=10, beta=1.0), r"`beta` must be in \[0, 1\), got 1.0"),
+        (lambda: topkast.Pruning(0.9, begin=50, end=50), r"`end` must be after `begin` \(50\), got 50"),
+        (lambda: topkast.Pruning(0.9, begin=50, end=20), r"`end` must be after `begin` \(50\), got 20"),
+        (lambda: topkast.Pruning(0.9, begin=-1, end=20), r"`begin` must be at least 0, got -1"),
+        (lambda: topkast.Pruning(0.9, begin=0, end=9, updates="some"), r"`updates` must be 'active' or 'all'"),
+        (lambda: topkast.DNW(0.9, refresh_every=0), r"`refresh_every` must be at least 1, got 0"),
+        (lambda: topkast.STR(s_init=1.0), r"`s_init` must be between -1e6 and 0"),
+        (lambda: topkast.DSR(0.9, target_fraction=1.5), r"`target_fraction` must be in \[0, 1\), got 1.5"),
+        (lambda: topkast.DSR(0.9, threshold=0.0), r"`threshold` must be above 0 and finite, got 0.0"),
+        (lambda: topkast.DeepR(0.9, l1=-1.0), r"`l1` must be at least 0 and finite, got -1.0"),
+        (lambda: topkast.DeepR(0.9, temperature=float("nan")), r"`temperature` must be at least 0 and finite"),
+        (lambda: topkast.TopKAST(0.9, 0.8, scope="global", exploration="random"), r"needs `scope='layer'`"),
+    ],
+)  # fmt: skip
+def test_bad_settings_of_the_rivals_are_named(make: Callable[[], topkast.Method], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_schedule_beyond_the_run_is_refused() -> None:
+    topkast.RigL(0.9, t_end=750).check_run(1000)
+    topkast.TopKAST(0.9, 0.8).check_run(1)
+    with pytest.raises(ValueError, match=r"schedule of RigL ends at step 750, beyond the run of 700 steps"):
+        topkast.RigL(0.9, t_end=750).check_run(700)
+    with pytest.raises(ValueError, match=r"schedule of Pruning ends at step 90, beyond the run of 80"):
+        topkast.Pruning(0.9, begin=0, end=90).check_run(80)
 
 
 def test_static_is_random_fixed_and_keeps_nothing_of_c() -> None:
@@ -54,7 +95,7 @@ def test_random_exploration_takes_a_by_magnitude_and_the_rest_anew_each_time() -
     sparse = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8, exploration="random"))
     layer = sparse.layers["0"]
     magnitude = topkast.TopKAST(0.9, 0.8)
-    top_b = magnitude.choose(layer.weight.full_theta(), layer.weight.counts, torch.Generator())
+    top_b = magnitude.choose(Moment(layer.weight.full_theta(), layer.weight.counts, torch.Generator()))
     assert not torch.equal(layer.weight.indices.long(), top_b.indices)
     assert torch.equal(layer.weight.indices[layer.weight.active].long(), top_b.indices[top_b.active])
     seen = []

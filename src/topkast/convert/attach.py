@@ -53,6 +53,12 @@ class Attachment:
         for hook in self._hooks:
             hook.remove()
 
+    def lr_of(self, weight: SparseWeight) -> float:
+        """The learning rate of the step just taken."""
+        groups = self.optimizer.param_groups
+        group = next(g for g in groups if any(p is weight.values for p in g["params"]))
+        return float(group.get("lr", 0.0))
+
     # ---- steps ------------------------------------------------------------------------------------
 
     def _before_step(self, *_: Any) -> None:

@@ -80,7 +80,7 @@ def run_flops(
         raise ValueError(f"`steps` must be at least 1, got {steps!r}; leave it out for one step as it is now")
     step = flops(model, weights, example)
     # What the distribution gave, where a method has sets of other sizes on the way there.
-    counts = {name: getattr(weight, "target", weight.counts) for name, weight in weights.items()}
+    counts = {name: weight.target for name, weight in weights.items()}
     return over_run(step, method.densities, counts, steps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,11 +15,14 @@ from topkast.convert.stats import LayerStats, layer_stats, table
 from topkast.core import optimizer_state
 from topkast.core.accounting import Flops
 from topkast.core.implicit import ImplicitReservoir
+from topkast.core.moment import Moment
 from topkast.core.penalty import penalty
 from topkast.core.refresh import check_finite, move
+from topkast.core.resize import check_single_process
 from topkast.core.select import generator_for
+from topkast.core.sets import Sets
 from topkast.core.weight import SparseWeight
-from topkast.methods.base import Method
+from topkast.methods.base import Method, grows_by_gradient
 from topkast.nn.base import SparseLayer
 
 
@@ -95,16 +99,34 @@ class Handle:
                     f"the values of layer {name!r} belong to an optimizer that is attached already; "
                     "`handle.detach(optimizer)` lets go of it"
                 )
+        self._check_method(weights)
         self._attachments.append(Attachment(optimizer, weights, self._after_step))
         for weight in weights.values():
             weight.settle()
+            weight.wants_gradient = self.method.wants_gradient if grows_by_gradient(self.method) else None
         return optimizer
+
+    def _check_method(self, weights: dict[str, SparseWeight]) -> None:
+        """Raises if the method cannot be driven by an optimizer of these weights."""
+        name = type(self.method).__name__
+        if self.method.is_global and len(weights) < len(self.weights):
+            missing = next(n for n in self.weights if n not in weights)
+            raise ValueError(
+                f"{name} moves budgets between layers, so that one optimizer must hold the values of all "
+                f"of them; those of layer {missing!r} are not among its parameters"
+            )
+        if self.method.resizes:
+            check_single_process(f"{name} changes the sizes of the sets")
+        if grows_by_gradient(self.method):
+            check_single_process(f"{name} grows by the gradient of its own batch")
 
     def detach(self, optimizer: torch.optim.Optimizer) -> None:
         """The opposite of `attach`: the optimizer's steps no longer refresh anything."""
         for attachment in self._attachments:
             if attachment.optimizer is optimizer:
                 attachment.detach()
+                for weight in attachment.weights.values():
+                    weight.wants_gradient = weight.tape = None
                 self._attachments.remove(attachment)
                 return
         raise ValueError("the optimizer is not attached")
@@ -121,7 +143,16 @@ class Handle:
         return torch.stack([term.to(terms[0]) for term in terms]).sum()
 
     def refresh(self) -> None:
-        """Chooses A and B anew in every layer, now, whatever the schedule says."""
+        """Chooses A and B anew in every layer, now, whatever the schedule says.
+
+        Raises:
+            RuntimeError: The method grows by the gradient of an optimizer step, which is not known now.
+        """
+        if grows_by_gradient(self.method):
+            raise RuntimeError(
+                f"{type(self.method).__name__} grows by the dense gradient of the step after which it is "
+                "due: it refreshes by its schedule, not by hand"
+            )
         self._refresh(list(self.weights), {name: w.explores for name, w in self.weights.items()})
 
     def param_groups(self, weight_decay: float, *, values_weight_decay: float = 0.0) -> list[dict[str, Any]]:
@@ -176,9 +207,13 @@ class Handle:
                 weight.reservoir = stored.to(weight.device)
 
     def _after_step(self, attachment: Attachment, explored: dict[str, bool]) -> None:
+        for weight in attachment.weights.values():
+            self.method.after_step(weight, attachment.lr_of(weight))
         due = [n for n, w in attachment.weights.items() if self.method.is_due(w.steps)]
         if due:
             self._refresh(due, explored)
+        for weight in attachment.weights.values():
+            weight.tape = None
 
     @torch.no_grad()
     def _refresh(self, names: list[str], explored: dict[str, bool]) -> None:
@@ -186,16 +221,46 @@ class Handle:
         for name in names:
             check_finite(self.weights[name])
             self._check_averages(name)
-        for name in names:
+        for name, sets in self._choose(names):
             w = self.weights[name]
-            generator = generator_for(int(w.key), w.steps)
-            sets = self.method.choose(w.full_theta(), w.counts, generator)
             slots = move(w, sets, explored=explored[name])
             optimizer = self._optimizer_of(name)
             if optimizer is not None:
                 optimizer_state.carry(optimizer, w.values, slots)
             for follower in self._followers[name]:
                 move(follower, sets.to(follower.device), explored=follower.explores)
+
+    def _choose(self, names: list[str]) -> Iterable[tuple[str, Sets]]:
+        if self.method.resizes:
+            check_single_process(f"{type(self.method).__name__} changes the sizes of the sets")
+        moments = {name: self._moment(name) for name in names}
+        if self.method.is_global:
+            return self.method.choose_together(moments).items()
+        chosen = ((name, self._choose_one(moment)) for name, moment in moments.items())
+        # What can fail is done for all before anything changes; else one by one, which takes less memory.
+        return list(chosen) if grows_by_gradient(self.method) else chosen
+
+    def _choose_one(self, moment: Moment) -> Sets:
+        try:
+            return self.method.choose(moment)
+        except FloatingPointError as error:
+            raise FloatingPointError(
+                f"layer {moment.name!r}: {error} at step {moment.step}; the sets were not changed. "
+                "Go back to a checkpoint with a smaller learning rate"
+            ) from None
+
+    def _moment(self, name: str) -> Moment:
+        w = self.weights[name]
+        return Moment(
+            w.full_theta(),
+            w.target,
+            generator_for(int(w.key), w.steps),
+            w.steps,
+            lambda: Sets(w.indices.long(), w.active.clone()),
+            w.tape,
+            w.companion,
+            name,
+        )
 
     def _check_averages(self, name: str) -> None:
         if self.weights[name].slot_averages():

@@ -12,11 +12,11 @@ from topkast.convert.choose import Skip, choose
 from topkast.convert.find import Findings, WeightGroup, find
 from topkast.convert.handle import Handle
 from topkast.convert.meta import Init, Initialise, bring_to_life, check_init, check_rest, initial_of
-from topkast.core.build import implicit_weight, stored_weight
+from topkast.core.build import implicit_moment, implicit_weight, stored_moment, stored_weight
 from topkast.core.distribution import Distribution, spread
 from topkast.core.loading import check_states
 from topkast.core.select import derive_key
-from topkast.core.sets import Counts
+from topkast.core.sets import Counts, Sets
 from topkast.core.weight import SparseWeight
 from topkast.kernels.engines import check_engine, why_not
 from topkast.methods.base import Method
@@ -107,12 +107,14 @@ def sparsify(
     replacements: dict[int, nn.Module] = {}
     fallbacks: dict[str, str] = {}
     for group in groups:
+        (_check_empty if is_implicit else _check_weight)(group.name, group.parameter)
+    sets = _first_sets(method, groups, counts, seed, init, is_implicit=is_implicit)
+    for group in groups:
+        first = sets.get(group.name)
         if is_implicit:
-            _check_empty(group.name, group.parameter)
-            weight = _draw_weight(group, method, counts[group.name], seed, init, device)
+            weight = _draw_weight(group, method, counts[group.name], seed, init, device, first)
         else:
-            _check_weight(group.name, group.parameter)
-            weight = _keep_weight(group, method, counts[group.name], seed)
+            weight = _keep_weight(group, method, counts[group.name], seed, first)
         for member in group.members:
             replacements[id(member.layer)] = _make_layer(member.sparse_type, member.layer, weight)
         _choose_engine(weight, group, replacements, engine, fallbacks)
@@ -186,9 +188,36 @@ def _check_empty(name: str, parameter: Tensor) -> None:
         raise ValueError(f"layer {name!r} has an empty weight of shape {tuple(parameter.shape)}")
 
 
-def _keep_weight(group: WeightGroup, method: Method, counts: Counts, seed: int) -> SparseWeight:
+def _first_sets(
+    method: Method,
+    groups: list[WeightGroup],
+    counts: dict[str, Counts],
+    seed: int,
+    init: Init | None,
+    *,
+    is_implicit: bool,
+) -> dict[str, Sets]:
+    """The first sets of a method that chooses those of all layers together; nothing for others."""
+    if not method.is_global:
+        return {}
+    moments = {}
+    for group in groups:
+        key, c = derive_key(seed, group.name), counts[group.name]
+        if is_implicit:
+            initial, dtype = initial_of(group, init), group.parameter.dtype
+            moments[group.name] = implicit_moment(initial, c, name=group.name, key=key, dtype=dtype)
+        else:
+            moments[group.name] = stored_moment(group.parameter, c, name=group.name, key=key)
+    return method.choose_together(moments)
+
+
+def _keep_weight(
+    group: WeightGroup, method: Method, counts: Counts, seed: int, sets: Sets | None
+) -> SparseWeight:
     key, grad = derive_key(seed, group.name), group.parameter.requires_grad
-    return stored_weight(group.parameter, method, counts, name=group.name, key=key, requires_grad=grad)
+    return stored_weight(
+        group.parameter, method, counts, name=group.name, key=key, requires_grad=grad, sets=sets
+    )
 
 
 def _draw_weight(
@@ -198,6 +227,7 @@ def _draw_weight(
     seed: int,
     init: Init | None,
     device: torch.device | str,
+    sets: Sets | None,
 ) -> SparseWeight:
     distribution = initial_of(group, init)
     try:
@@ -211,6 +241,7 @@ def _draw_weight(
             dtype=group.parameter.dtype,
             device=device,
             requires_grad=group.parameter.requires_grad,
+            sets=sets,
         )
     except ValueError as error:
         raise ValueError(f"layer {group.name!r}: {error}") from None

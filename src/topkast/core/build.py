@@ -7,9 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from topkast.core.companion import Companion
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.initial import Initial
-from topkast.core.reservoir import DenseTheta, EmptyReservoir, Reservoir, StoredReservoir, Theta
+from topkast.core.moment import Moment
+from topkast.core.reservoir import DenseTheta, EmptyReservoir, Reservoir, StoredReservoir
 from topkast.core.select import derive_key, generator_for
 from topkast.core.sets import Counts, Sets
 from topkast.core.weight import SparseWeight
@@ -21,18 +23,40 @@ class Chooser(Protocol):
     @property
     def fetches(self) -> bool: ...
 
-    def choose(self, theta: Theta, counts: Counts, generator: torch.Generator) -> Sets: ...
+    @property
+    def resizes(self) -> bool: ...
+
+    def choose(self, moment: Moment) -> Sets: ...
 
     def exploration_end(self) -> int | None: ...
+
+    def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion | None: ...
+
+
+@torch.no_grad()
+def stored_moment(theta: Tensor, counts: Counts, *, name: str, key: int) -> Moment:
+    """What a method is shown of a dense θ⁰."""
+    return Moment(DenseTheta(theta.detach().reshape(-1)), counts, generator_for(key, 0), name=name)
 
 
 @torch.no_grad()
 def stored_weight(
-    theta: Tensor, method: Chooser, counts: Counts, *, name: str, key: int, requires_grad: bool = True
+    theta: Tensor,
+    method: Chooser,
+    counts: Counts,
+    *,
+    name: str,
+    key: int,
+    requires_grad: bool = True,
+    sets: Sets | None = None,
 ) -> SparseWeight:
-    """From a dense θ⁰, which is kept where the method may fetch from it."""
+    """From a dense θ⁰, which is kept where the method may fetch from it.
+
+    `sets` are the first ones, if they are chosen already.
+    """
     flat = theta.detach().reshape(-1)
-    sets = method.choose(DenseTheta(flat), counts, generator_for(key, 0)).to(theta.device)
+    moment = stored_moment(theta, counts, name=name, key=key)
+    sets = (sets or method.choose(moment)).to(theta.device)
     reservoir: Reservoir = (
         StoredReservoir(flat, sets.indices) if method.fetches else EmptyReservoir(counts.numel)
     )
@@ -45,7 +69,28 @@ def stored_weight(
         key=key,
         explore_until=method.exploration_end(),
         requires_grad=requires_grad,
+        target=counts,
+        is_resizable=method.resizes,
+        companion=_companion(method, moment, sets, flat),
     )
+
+
+def implicit_moment(
+    initial: Initial, counts: Counts, *, name: str, key: int, dtype: torch.dtype = torch.float32
+) -> Moment:
+    """What a method is shown of a θ⁰ that exists as a stream only."""
+    nothing = (torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=dtype))
+    theta = _stream_reservoir(initial, counts, key, dtype).theta(*nothing)
+    return Moment(theta, counts, generator_for(key, 0), name=name)
+
+
+def _stream_reservoir(initial: Initial, counts: Counts, key: int, dtype: torch.dtype) -> ImplicitReservoir:
+    return ImplicitReservoir(counts.numel, derive_key(key, "stream"), initial, dtype)
+
+
+def _companion(method: Chooser, moment: Moment, sets: Sets, like: Tensor) -> Companion | None:
+    companion = method.companion(moment, sets, like.dtype)
+    return None if companion is None else companion.to(like.device)
 
 
 @torch.no_grad()
@@ -60,15 +105,16 @@ def implicit_weight(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     requires_grad: bool = True,
+    sets: Sets | None = None,
 ) -> SparseWeight:
     """With a θ⁰ that exists as a stream only: nothing of dense size is made.
 
     Raises:
         ValueError: Too many elements, or a dtype that cannot be.
     """
-    reservoir = ImplicitReservoir(counts.numel, derive_key(key, "stream"), initial, dtype)
-    nothing = (torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=dtype))
-    sets = method.choose(reservoir.theta(*nothing), counts, generator_for(key, 0))
+    reservoir = _stream_reservoir(initial, counts, key, dtype)
+    moment = implicit_moment(initial, counts, name=name, key=key, dtype=dtype)
+    sets = sets or method.choose(moment)
     values = reservoir.begin(sets.indices)
     return SparseWeight(
         shape,
@@ -79,4 +125,7 @@ def implicit_weight(
         key=key,
         explore_until=method.exploration_end(),
         requires_grad=requires_grad,
+        target=counts,
+        is_resizable=method.resizes,
+        companion=_companion(method, moment, sets, values.to(device)),
     )

@@ -52,10 +52,14 @@ def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str
     if problem is not None:
         raise ValueError(f"{where}: {problem}")
     num_active = int(found["active"].sum())
-    if num_active != weight.counts.forward:
+    if weight.is_resizable:
+        if num_active < 1:
+            raise ValueError(f"{where}: |A| must be at least 1, got 0")
+    elif num_active != weight.counts.forward:
         raise ValueError(f"{where}: |A| must be {weight.counts.forward}, got {num_active}; {_SPARSITY_HINT}")
     if int(found["step"]) < 0:
         raise ValueError(f"{where}: step must not be negative, got {int(found['step'])}")
+    _check_companion(weight, state_dict, prefix, where, found["values"].numel())
     _check_reservoir(weight, state_dict, prefix, where)  # last: it relies on sound positions of B
 
 
@@ -64,7 +68,12 @@ def _check_shapes(weight: SparseWeight, found: Mapping[str, Tensor], where: str)
     if shape != tuple(weight.shape):
         raise ValueError(f"{where}: the dense weight's shape must be {tuple(weight.shape)}, got {shape}")
     length = tuple(found["values"].shape)
-    if length != (weight.counts.backward,):
+    if weight.is_resizable:
+        if len(length) != 1 or not 1 <= length[0] <= weight.numel():
+            raise ValueError(
+                f"{where}: |B| must be between 1 and {weight.numel()}, got values of shape {length}"
+            )
+    elif length != (weight.counts.backward,):
         raise ValueError(
             f"{where}: |B| must be {weight.counts.backward}, got values of shape {length}; {_SPARSITY_HINT}"
         )
@@ -89,6 +98,24 @@ def _check_choices(choices: Tensor, where: str) -> None:
         raise ValueError(
             f"{where}: choices must name engines, 0 to {len(NAMES) - 1}, got {low if low < 0 else high}"
         )
+
+
+def _check_companion(
+    weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str, where: str, num_slots: int
+) -> None:
+    """What the method keeps beside the weight must be there, as long as it should be, and finite."""
+    if weight.companion is None:
+        return
+    for name, mine in weight.companion.state_dict().items():
+        key = f"{prefix}companion.{name}"
+        if key not in state_dict:
+            raise ValueError(f"{where}: {key} missing; sparsify with the method the state was saved with")
+        shape = (num_slots,) if name in weight.companion.by_slot else tuple(mine.shape)
+        theirs = state_dict[key]
+        if tuple(theirs.shape) != shape:
+            raise ValueError(f"{where}: companion.{name} must have shape {shape}, got {tuple(theirs.shape)}")
+        if not torch.isfinite(theirs).all():
+            raise ValueError(f"{where}: companion.{name} has numbers that are not finite")
 
 
 def _check_reservoir(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str, where: str) -> None:

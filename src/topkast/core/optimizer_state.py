@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topkast.core.refresh import SlotMap
+from topkast.core.slots import SlotMap
 
 # Why these cannot train `values`, whatever shape their state happens to have.
 _REFUSED = {
@@ -54,14 +54,20 @@ def check_state(optimizer: torch.optim.Optimizer, values: Tensor, layer: str) ->
 
 def carry(optimizer: torch.optim.Optimizer, values: Tensor, slots: SlotMap) -> None:
     """Moves the state of `values` with its slots; elements new to the backward set start afresh."""
-    for name, entry in _slotted(optimizer, values):
-        slots.carry_(entry, _initial(optimizer, values, name))
+    for name, entry in list(_slotted(optimizer, values, slots.before)):
+        initial = _initial(optimizer, values, name)
+        if slots.resizes:
+            optimizer.state[values][name] = slots.moved(entry, initial)
+        else:
+            slots.carry_(entry, initial)
 
 
-def _slotted(optimizer: torch.optim.Optimizer, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _slotted(
+    optimizer: torch.optim.Optimizer, values: Tensor, num_slots: int
+) -> Iterator[tuple[str, Tensor]]:
     for name, entry in optimizer.state.get(values, {}).items():
         # A weight with one element has state of shape (1,), never (): () is a counter.
-        if isinstance(entry, Tensor) and entry.ndim > 0 and entry.shape == values.shape:
+        if isinstance(entry, Tensor) and entry.shape == (num_slots,):
             yield name, entry
 
 

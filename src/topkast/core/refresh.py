@@ -6,13 +6,12 @@ entrants are fetched, `values`, its gradient and the optimizer state are permute
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from topkast.core.select import match
 from topkast.core.sets import Sets
+from topkast.core.slots import SlotMap
 from topkast.core.weight import SparseWeight
 
 
@@ -34,36 +33,14 @@ def check_finite(weight: SparseWeight) -> None:
     )
 
 
-@dataclass(frozen=True)
-class SlotMap:
-    """Where each new slot's content comes from.
-
-    Attributes:
-        source: For each new slot the old slot of the same element (0 for elements that were not in B).
-        reset: New slots whose optimizer state starts anew: those whose element was not in the backward
-            set before, or is not in it now. While exploring, the backward set is all of B.
-    """
-
-    source: Tensor
-    reset: Tensor
-
-    def carry_(self, tensor: Tensor, initial: float | Tensor = 0.0) -> None:
-        """Permutes a tensor kept by slot, in place; reset slots get `initial`."""
-        moved = tensor.index_select(0, self.source)
-        if isinstance(initial, Tensor):
-            moved[self.reset] = initial[self.reset]
-        else:
-            moved[self.reset] = initial
-        tensor.copy_(moved)
-
-
 @torch.no_grad()
 def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     """Makes `sets` the sets of `weight`.
 
     Args:
-        weight: Changed in place: values, their gradient, positions, reservoir.
-        sets: The new sets, of the same sizes.
+        weight: Changed in place: values, their gradient, positions, reservoir, and what the method keeps
+            beside it.
+        sets: The new sets. If they have other sizes, `values` is resized, and its gradient dropped.
         explored: Whether all of the old B was in the backward set up to now, or A alone.
 
     Returns:
@@ -76,22 +53,22 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     was_active = weight.active.index_select(0, source).index_fill_(0, entering, False)
     entering_a = torch.nonzero(sets.active & ~was_active).flatten()
     left_a = torch.cat([sets.indices[was_active & ~sets.active], left_of_a])
-    if entering.numel() or entering_a.numel():
+    if entering.numel() or entering_a.numel() or leaving.numel() or left_a.numel():
         weight.forget_plan()
 
+    before = weight.values.numel()
     entrants = weight.reservoir.exchange(left, weight.values.detach()[leaving], sets.indices[entering])
     values = weight.values.detach().index_select(0, source)
-    values[entering] = entrants
-    weight.values.copy_(values)
-    weight.indices.copy_(sets.indices)
-    weight.active.copy_(sets.active)
-    # A's size is fixed, so as many elements leave it as enter it.
-    weight.changed.fill_(2 * entering_a.numel())
+    values[entering] = entrants if sets.fresh is None else sets.fresh[entering].to(values)
+    weight.take(values, sets)
+    weight.changed.fill_(entering_a.numel() + left_a.numel())
     weight.reservoir.record(sets.indices[entering], sets.indices[entering_a], left_a)
 
-    slots = SlotMap(source, _reset_slots(weight, entering, was_active, explored=explored))
+    slots = SlotMap(source, _reset_slots(weight, entering, was_active, explored=explored), before)
     if weight.values.grad is not None:
         slots.carry_(weight.values.grad)
+    if weight.companion is not None:
+        weight.companion.carry(slots)
     return slots
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from topkast.core.select import top_k
+from topkast.core.select import match, top_k
 
 
 class Theta(Protocol):
@@ -135,8 +135,25 @@ class StoredReservoir(Reservoir):
         return (int(counts[_BEEN_IN_B]) + in_a) / outside, in_a / outside
 
 
+class SparseTheta:
+    """θ that is zero outside B: nothing of dense size is made of it."""
+
+    def __init__(self, numel: int, indices: Tensor, values: Tensor) -> None:
+        self.numel = numel
+        self._indices, self._values = indices.long(), values
+
+    def top(self, k: int) -> Tensor:
+        if k > self._indices.numel():
+            raise ValueError(f"only {self._indices.numel()} elements are known, asked for the {k} largest")
+        return self._indices[top_k(self._values, k)]
+
+    def at(self, positions: Tensor) -> Tensor:
+        source, unknown, _ = match(self._indices, positions)
+        return self._values.index_select(0, source).index_fill_(0, unknown, 0.0)
+
+
 class EmptyReservoir(Reservoir):
-    """C is zero and holds nothing: for methods whose elements never come back (a fixed mask)."""
+    """C is zero and holds nothing: for methods that forget what leaves, or where nothing leaves."""
 
     kind = "empty"
 
@@ -144,8 +161,8 @@ class EmptyReservoir(Reservoir):
         super().__init__()
         self.numel = numel
 
-    def theta(self, indices: Tensor, values: Tensor) -> DenseTheta:
-        return DenseTheta(self.dense(indices, values))
+    def theta(self, indices: Tensor, values: Tensor) -> SparseTheta:
+        return SparseTheta(self.numel, indices, values)
 
     def dense(self, indices: Tensor, values: Tensor) -> Tensor:
         return values.new_zeros(self.numel).index_copy(0, indices.long(), values)

@@ -36,10 +36,18 @@ class Counts:
 
 @dataclass(frozen=True)
 class Sets:
-    """Positions of B, increasing (int64), and which of them are in A (bool)."""
+    """A choice of B and A.
+
+    Attributes:
+        indices: Positions of B, increasing (int64).
+        active: Which of them are in A (bool).
+        fresh: Where the method decides it: the value of an element that enters B, one per element of B (those
+            that stay keep theirs). None: what the reservoir knows of it.
+    """
 
     indices: Tensor
     active: Tensor
+    fresh: Tensor | None = None
 
     @classmethod
     def from_positions(cls, forward: Tensor, backward: Tensor) -> Sets:
@@ -53,4 +61,16 @@ class Sets:
         return cls(backward, active.index_fill_(0, forward, True))
 
     def to(self, device: torch.device) -> Sets:
-        return Sets(self.indices.to(device), self.active.to(device))
+        fresh = None if self.fresh is None else self.fresh.to(device)
+        return Sets(self.indices.to(device), self.active.to(device), fresh)
+
+    @classmethod
+    def of(cls, positions: Tensor, fresh: Tensor | None = None) -> Sets:
+        """A = B, at increasing positions."""
+        active = torch.ones(positions.numel(), dtype=torch.bool, device=positions.device)
+        return cls(positions, active, fresh)
+
+    @property
+    def forward(self) -> Tensor:
+        """Positions of A."""
+        return self.indices[self.active]

@@ -11,8 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from topkast.core.companion import Companion
+from topkast.core.gradient import Rows, Tape, embedding_rows, linear_rows
 from topkast.core.loading import check_state
 from topkast.core.reservoir import Reservoir, Theta
+from topkast.core.resize import resize_
 from topkast.core.sets import Counts, Sets
 from topkast.kernels import ops
 from topkast.kernels.auto import NUM_SIZES, Auto
@@ -25,8 +28,9 @@ from topkast.kernels.positions import index_dtype
 class SparseWeight(nn.Module):
     """For every element of B its position and value; C is known to the reservoir.
 
-    `values` is the one Parameter: its object and its length never change, so an optimizer, DDP or an
-    average may hold on to it. What a *slot* of it means does change at a refresh.
+    `values` is the one Parameter: its object never changes, so an optimizer, DDP or an average may hold on to
+    it, and nor does its length, unless the method moves budgets (`is_resizable`). What a *slot* of it means
+    does change at a refresh.
 
     Attributes:
         values: One number per element of B.
@@ -41,8 +45,14 @@ class SparseWeight(nn.Module):
         name: Qualified name of the layer, for messages.
         engine: Name of the engine that computes the products.
         explore_until: Step from which B∖A is frozen, or None for never.
+        target: The sizes that the distribution gave it; `counts` are those of the present sets.
+        is_resizable: Whether the method changes |A| and |B|.
+        companion: What the method keeps beside it, or None.
+        tape: What the dense gradient of this step can be computed from, if a method wants it.
+        wants_gradient: Says whether the method wants the dense gradient of a step; None for no step.
     """
 
+    companion: Companion | None
     values: nn.Parameter
     indices: Tensor
     active: Tensor
@@ -64,6 +74,9 @@ class SparseWeight(nn.Module):
         key: int = 0,
         explore_until: int | None = None,
         requires_grad: bool = True,
+        target: Counts | None = None,
+        is_resizable: bool = False,
+        companion: Companion | None = None,
     ) -> None:
         super().__init__()
         self.shape = torch.Size(shape)
@@ -71,6 +84,8 @@ class SparseWeight(nn.Module):
         self.engine = engine
         self.explore_until = explore_until
         self.counts = Counts(self.shape.numel(), int(sets.active.sum()), sets.indices.numel())
+        self.target = target or self.counts
+        self.is_resizable = is_resizable
         device = values.device
         self.values = nn.Parameter(values.detach(), requires_grad=requires_grad)
         indices = sets.indices.to(index_dtype(self.counts.numel))
@@ -82,11 +97,14 @@ class SparseWeight(nn.Module):
         self.register_buffer("key", torch.tensor(key, dtype=torch.int64, device=device))
         self.register_buffer("choices", torch.zeros(NUM_SIZES, dtype=torch.int8, device="cpu"))
         self.reservoir = reservoir
+        self.companion = companion
         self._forget()
 
     def _forget(self) -> None:
         """Drops everything that is derived from the state or belongs to this object alone."""
         self._plan: Plan | None = None
+        self.tape: Tape | None = None
+        self.wants_gradient: Callable[[int], bool] | None = None
         self._step_read: tuple[int, int] | None = None
         self._copies: weakref.WeakSet[SparseWeight] = weakref.WeakSet()
         self._version_when_copied: int | None = None
@@ -169,7 +187,7 @@ class SparseWeight(nn.Module):
     def alpha(self) -> Tensor:
         """α: θ on A, zero elsewhere, dense. For inspection and export."""
         dense = self.values.new_zeros(self.numel())
-        dense[self.indices[self.active]] = self.values[self.active]
+        dense[self.indices[self.active]] = self.used()[self.active]
         return dense.view(self.shape)
 
     def forward_mask(self) -> Tensor:
@@ -194,6 +212,50 @@ class SparseWeight(nn.Module):
     def updated(self) -> Tensor:
         """Which slots are in the backward set: all, or those of A once exploration has ended. A copy."""
         return torch.ones_like(self.active) if self.explores else self.active.clone()
+
+    def used(self) -> Tensor:
+        """What the products compute with, by slot: `values`, unless the method makes something of them."""
+        return self.values if self.companion is None else self.companion.used(self.values)
+
+    @torch.no_grad()
+    def take(self, values: Tensor, sets: Sets) -> None:
+        """Takes new sets, with these values on B. Whatever else is kept by slot is the caller's."""
+        if values.numel() == self.values.numel():
+            self.values.copy_(values)
+            self.indices.copy_(sets.indices)
+            self.active.copy_(sets.active)
+        else:
+            resize_(self.values, values)
+            self.indices = sets.indices.to(self.indices)
+            self.active = sets.active.to(self.active)
+        self._count()
+
+    def _count(self) -> None:
+        """Reads the sizes off the sets, where they may have changed."""
+        if self.is_resizable:
+            self.counts = Counts(self.numel(), int(self.active.sum()), self.indices.numel())
+
+    # ---- the dense gradient, for methods that grow by it ------------------------------------------
+
+    def watch(self, output: Tensor, rows: Callable[[Tensor], Rows]) -> Tensor:
+        """Notes what the dense gradient can be computed from, if the method wants that of this step.
+
+        Args:
+            output: Of a layer that used this weight.
+            rows: From the gradient of `output` to the rows of the dense gradient.
+
+        Returns:
+            The output.
+        """
+        if self.wants_gradient is None or not output.requires_grad or not self.wants_gradient(self.steps + 1):
+            return output
+        tape = self.tape = self.tape or Tape(tuple(self.shape))
+        if self.values.grad is None or not self.values.grad.any():
+            # Gradients were set to zero: what came before belongs to a step that was not taken (a GradScaler
+            # skipped it). At the forward pass, since all of a backward pass may precede the first gradient.
+            tape.clear()
+        output.register_hook(lambda grad: tape.add(rows(grad)))
+        return output
 
     # ---- use as a weight in functional calls ----------------------------------------------------
 
@@ -225,6 +287,8 @@ class SparseWeight(nn.Module):
         state = self.__dict__.copy()
         for derived in (
             "_plan",
+            "tape",
+            "wants_gradient",
             "_step_read",
             "_copies",
             "_version_when_copied",
@@ -269,13 +333,28 @@ class SparseWeight(nn.Module):
         # Values are always copied into the Parameter there is: an optimizer may hold it already.
         local_metadata = {**local_metadata, "assign_to_params_buffers": False}
         check_state(self, state_dict, prefix)
+        self._fit(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        self._count()
         if self._version_when_copied is not None:
             self._version_when_copied = self.values._version
 
+    def _fit(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Takes on the length of a state that is about to be loaded, where lengths may change."""
+        theirs = state_dict.get(prefix + "values")
+        if theirs is None or theirs.numel() == self.values.numel():
+            return
+        num_slots = theirs.numel()
+        resize_(self.values, self.values.new_zeros(num_slots))
+        self.indices = self.indices.new_zeros(num_slots)
+        self.active = self.active.new_zeros(num_slots)
+        if self.companion is not None:
+            self.companion.fit(num_slots)
+
 
 def _functional_linear(input: Tensor, weight: SparseWeight, bias: Tensor | None = None) -> Tensor:
-    return ops.linear(weight.engine_impl(), weight.plan, weight.values, input, bias)
+    y = ops.linear(weight.engine_impl(), weight.plan, weight.used(), input, bias)
+    return weight.watch(y, lambda grad: linear_rows(input, grad, transpose=False))
 
 
 def _functional_embedding(
@@ -291,11 +370,14 @@ def _functional_embedding(
         padding_idx += weight.shape[0]
     if max_norm is not None or sparse:
         raise TypeError(f"the sparse embedding {weight.name!r} has neither max_norm nor sparse gradients")
-    return ops.embedding(
+    y = ops.embedding(
         weight.engine_impl(),
         weight.plan,
-        weight.values,
+        weight.used(),
         input,
         padding_idx=padding_idx,
         scale_by_frequency=scale_grad_by_freq,
+    )
+    return weight.watch(
+        y, lambda grad: embedding_rows(input, grad, weight.plan, padding_idx, scale_grad_by_freq)
     )

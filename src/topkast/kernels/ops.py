@@ -162,7 +162,8 @@ def linear(
     _check_operands(x, values, bias)
     rows = x if x.ndim == 2 else x.reshape(-1, inputs)
     if isinstance(engine, Auto):
-        engine = engine.pick(plan, values, rows, transpose=transpose)
+        with _no_autocast(rows):
+            engine = engine.pick(plan, values, rows, transpose=transpose)
     if torch.compiler.is_compiling():
         y = torch.ops.topkast.linear(rows, values, bias, plan.handle, engine.name, transpose)
     else:
@@ -190,7 +191,8 @@ def conv(
     _check_operands(x, values, bias)
     batched = x if x.ndim == dims + 2 else x.unsqueeze(0)
     if isinstance(engine, Auto):
-        engine = engine.pick(plan, values, batched, geometry=geometry)
+        with _no_autocast(batched):
+            engine = engine.pick(plan, values, batched, geometry=geometry)
     if torch.compiler.is_compiling():
         g = (geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
         y = torch.ops.topkast.conv(batched, values, bias, plan.handle, engine.name, *g)

@@ -1,7 +1,29 @@
 """Methods: which sets, and when. One file each."""
 
 from topkast.methods.base import Method
+from topkast.methods.deepr import DeepR
+from topkast.methods.dense import Dense
+from topkast.methods.dnw import DNW
+from topkast.methods.dsr import DSR
+from topkast.methods.evolution import SET
+from topkast.methods.pruning import Pruning
+from topkast.methods.rigl import RigL
+from topkast.methods.snfs import SNFS
 from topkast.methods.static import Static
+from topkast.methods.threshold import STR
 from topkast.methods.topkast import TopKAST
 
-__all__ = ["Method", "Static", "TopKAST"]
+__all__ = [
+    "DNW",
+    "DSR",
+    "SET",
+    "SNFS",
+    "STR",
+    "DeepR",
+    "Dense",
+    "Method",
+    "Pruning",
+    "RigL",
+    "Static",
+    "TopKAST",
+]

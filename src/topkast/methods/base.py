@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
+from topkast.core.companion import Companion
 from topkast.core.distribution import check_sparsities
-from topkast.core.reservoir import Theta
+from topkast.core.moment import Moment
+from topkast.core.schedule import check_steps
 from topkast.core.sets import Counts, Sets
+from topkast.core.weight import SparseWeight
 
 
 @dataclass(frozen=True)
 class Method(ABC):
     """A sparse-training method. Holds settings only; all state is in the weights.
+
+    A new method says when (`is_due`) and what (`choose`). The rest has a default.
 
     Attributes:
         forward_sparsity: Share of weights outside A, 1 - D.
@@ -32,31 +38,92 @@ class Method(ABC):
             "`backward_sparsity`",
         )
 
-    def exploration_end(self) -> int | None:
-        """Step from which B∖A is frozen, or None for never."""
-        return None
+    # ---- the sets -----------------------------------------------------------------------------------
 
     @abstractmethod
     def is_due(self, step: int) -> bool:
         """Whether sets are chosen anew after step number `step` (1 is the first)."""
 
     @abstractmethod
-    def choose(self, theta: Theta, counts: Counts, generator: torch.Generator) -> Sets:
-        """The sets for the present θ. `generator` depends on the weight's key and the step alone."""
+    def choose(self, moment: Moment) -> Sets:
+        """The sets of one weight, also the first ones."""
+
+    def choose_together(self, moments: Mapping[str, Moment]) -> dict[str, Sets]:
+        """The sets of all weights at once, for methods that move budgets between layers (`is_global`)."""
+        return {name: self.choose(moment) for name, moment in moments.items()}
+
+    def exploration_end(self) -> int | None:
+        """Step from which B∖A is frozen, or None for never."""
+        return None
+
+    # ---- what it needs --------------------------------------------------------------------------------
 
     @property
     def fetches(self) -> bool:
-        """Whether elements of C may enter B later, so that something has to be known of them."""
+        """Whether elements of C may enter B later with a value of their own, so that C has to be known."""
         return True
 
+    @property
+    def resizes(self) -> bool:
+        """Whether |A| and |B| of a weight change."""
+        return False
+
+    @property
+    def is_global(self) -> bool:
+        """Whether the sets of a layer depend on other layers: they are chosen together."""
+        return False
+
+    def wants_gradient(self, step: int) -> bool:
+        """Whether the dense weight gradient of step number `step` is needed."""
+        return False
+
+    def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion | None:
+        """What is kept beside a weight that is being made with these sets."""
+        return None
+
+    def after_step(self, weight: SparseWeight, lr: float) -> None:  # noqa: B027  (nothing is a fine default)
+        """Called after every optimizer step, before the sets are chosen; `lr` is the step's learning rate."""
+
+    # ---- accounting -----------------------------------------------------------------------------------
+
     def densities(self, step: int, counts: Counts) -> tuple[float, float]:
-        """What step number `step` (1 is the first) costs a weight whose sets have the sizes `counts`.
+        """What step number `step` (1 is the first) costs a weight that was given the sizes `counts`.
 
         Returns:
             The densities at which its products are computed, for accounting: of the forward pass and the
             input gradient, and of the weight gradient.
         """
         return counts.forward_density, counts.backward_density
+
+    def last_step(self) -> int | None:
+        """The step at which a schedule ends that a run must not fall short of, or None."""
+        return None
+
+    def check_run(self, steps: int) -> None:
+        """Raises ValueError if a run of that many steps ends before the method's schedule does."""
+        check_steps("`steps`", steps, at_least=1)
+        end = self.last_step()
+        if end is not None and end > steps:
+            raise ValueError(
+                f"the schedule of {type(self).__name__} ends at step {end}, beyond the run of {steps} steps: "
+                "it would not be gone through; end it earlier, or train for longer"
+            )
+
+
+def grows_by_gradient(method: Method) -> bool:
+    """Whether the method asks for dense gradients at any step."""
+    return type(method).wants_gradient is not Method.wants_gradient
+
+
+@dataclass(frozen=True)
+class OneSparsity(Method):
+    """A base for methods with B = A."""
+
+    backward_sparsity: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "backward_sparsity", self.forward_sparsity)
+        super().__post_init__()
 
 
 class FixedSets(Method):

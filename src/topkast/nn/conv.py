@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from topkast.core.gradient import conv_rows
 from topkast.core.weight import SparseWeight
 from topkast.kernels import ops
 from topkast.kernels.engine import ConvGeometry
@@ -64,7 +65,8 @@ class _Conv(SparseLayer):
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             input = F.pad(input, self._pads, mode=mode)
         w = self.weight
-        return ops.conv(self.engine, w.plan, w.values, input, self.bias, self._geometry)
+        y = ops.conv(self.engine, w.plan, w.used(), input, self.bias, self._geometry)
+        return w.watch(y, lambda grad: conv_rows(input, grad, tuple(w.shape), self._geometry))
 
     def extra_repr(self) -> str:
         return (

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from topkast.core.gradient import linear_rows
 from topkast.core.weight import SparseWeight
 from topkast.kernels import ops
 from topkast.nn.base import SparseLayer
@@ -28,7 +29,9 @@ class Linear(SparseLayer):
         return self._build(nn.Linear, weight, *sizes, bias=self.bias is not None)
 
     def forward(self, input: Tensor) -> Tensor:
-        return ops.linear(self.engine, self.weight.plan, self.weight.values, input, self.bias)
+        w = self.weight
+        y = ops.linear(self.engine, w.plan, w.used(), input, self.bias)
+        return w.watch(y, lambda grad: linear_rows(input, grad, transpose=False))
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -50,5 +53,6 @@ class Conv1D(SparseLayer):
         return self._build(self._original, weight, self.nf, self.nx)
 
     def forward(self, x: Tensor) -> Tensor:
-        values = self.weight.values
-        return ops.linear(self.engine, self.weight.plan, values, x, self.bias, transpose=True)
+        w = self.weight
+        y = ops.linear(self.engine, w.plan, w.used(), x, self.bias, transpose=True)
+        return w.watch(y, lambda grad: linear_rows(x, grad, transpose=True))

@@ -1,0 +1,142 @@
+"""The dense weight gradient, in pieces: for methods that grow by it, without ever holding all of it.
+
+A layer that is asked to keeps its input and the gradient of its output until the optimizer's step (`Tape`).
+From these any rows of the dense gradient can be computed, and so its largest elements are found chunk of rows
+by chunk of rows, as the paper's appendix on RigL describes: memory is one chunk and the k best so far,
+whatever the dense size is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from topkast.core.select import top_k
+from topkast.kernels.engine import ConvGeometry
+from topkast.kernels.library import token_grad
+from topkast.kernels.plan import Plan
+
+# Gives rows [first, last) of the dense gradient, as a matrix.
+Rows = Callable[[int, int], Tensor]
+
+# Elements of the dense gradient that are there at a time: 16 MB in float32.
+CHUNK = 2**22
+
+
+def linear_rows(x: Tensor, grad: Tensor, *, transpose: bool) -> Rows:
+    """∂L/∂α = gradᵀ·x, for y = x·αᵀ; with `transpose` xᵀ·grad, for y = x·α."""
+    left, right = (x, grad) if transpose else (grad, x)
+    left, right = (t.detach().reshape(-1, t.shape[-1]) for t in (left, right))
+    return lambda first, last: _wide(left[:, first:last]).t() @ _wide(right)
+
+
+def conv_rows(x: Tensor, grad: Tensor, shape: tuple[int, ...], geometry: ConvGeometry) -> Rows:
+    """Of a convolution's weight; a row is an output channel."""
+    dims = geometry.num_dims
+    x, grad = (t.detach() if t.ndim == dims + 2 else t.detach().unsqueeze(0) for t in (x, grad))
+    per_group = shape[0] // geometry.groups
+
+    def within_group(first: int, last: int) -> Tensor:
+        group = first // per_group
+        inputs = _wide(x[:, group * shape[1] : (group + 1) * shape[1]])
+        outputs = _wide(grad[:, first:last])
+        weight = inputs.new_empty(last - first, *shape[1:])
+        nothing = [0] * dims
+        gradient = torch.ops.aten.convolution_backward(
+            outputs,
+            inputs,
+            weight,
+            None,
+            list(geometry.stride),
+            list(geometry.padding),
+            list(geometry.dilation),
+            False,
+            nothing,
+            1,
+            [False, True, False],
+        )[1]
+        return gradient.reshape(last - first, -1)
+
+    def rows(first: int, last: int) -> Tensor:
+        cuts = [first, *range((first // per_group + 1) * per_group, last, per_group), last]
+        return torch.cat([within_group(a, b) for a, b in pairwise(cuts)])
+
+    return rows
+
+
+def embedding_rows(ids: Tensor, grad: Tensor, plan: Plan, padding_idx: int | None, scale: bool) -> Rows:
+    """Of an embedding: a row is the sum over its tokens."""
+    ids, grad = ids.detach().reshape(-1).long(), grad.detach().reshape(-1, grad.shape[-1])
+    grad = token_grad(plan, ids, grad, -1 if padding_idx is None else padding_idx, scale)
+
+    def rows(first: int, last: int) -> Tensor:
+        here = (ids >= first) & (ids < last)
+        chunk = _wide(grad).new_zeros(last - first, grad.shape[-1])
+        return chunk.index_add_(0, ids[here] - first, _wide(grad[here]))
+
+    return rows
+
+
+def _wide(t: Tensor) -> Tensor:
+    """Half precision is summed in float32."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+class Tape:
+    """The dense gradient of one weight over one optimizer step: the sum over micro-batches and tied layers.
+
+    Args:
+        shape: Of the dense weight.
+        chunk: Elements that are computed at a time, at least one row.
+    """
+
+    def __init__(self, shape: tuple[int, ...], chunk: int = CHUNK) -> None:
+        self.num_rows = shape[0]
+        self.num_columns = int(torch.Size(shape).numel()) // shape[0]
+        self._rows_at_once = max(1, chunk // self.num_columns)
+        self._parts: list[Rows] = []
+
+    def __bool__(self) -> bool:
+        """Whether there is anything on it: a layer may not have been used in this step."""
+        return bool(self._parts)
+
+    def add(self, rows: Rows) -> None:
+        self._parts.append(rows)
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def chunks(self) -> Iterator[tuple[int, Tensor]]:
+        """The first position of each chunk of rows, and its gradient, flat."""
+        for first in range(0, self.num_rows, self._rows_at_once):
+            last = min(self.num_rows, first + self._rows_at_once)
+            chunk = self._parts[0](first, last)
+            for rows in self._parts[1:]:
+                chunk += rows(first, last)
+            yield first * self.num_columns, chunk.flatten()
+
+    def top(self, k: int, excluded: Tensor) -> Tensor:
+        """Positions of the k largest magnitudes outside `excluded`, which is increasing; increasing.
+
+        Raises:
+            FloatingPointError: The gradient is not finite.
+        """
+        best = (torch.empty(0, dtype=torch.int64), torch.empty(0))
+        for first, chunk in self.chunks():
+            if not torch.isfinite(chunk).all():
+                raise FloatingPointError("the dense gradient is not finite")
+            free = torch.ones(chunk.numel(), dtype=torch.bool, device=chunk.device)
+            low, high = torch.searchsorted(
+                excluded, torch.tensor([first, first + chunk.numel()]).to(excluded)
+            )
+            free[excluded[low:high] - first] = False
+            places = torch.nonzero(free).flatten()
+            chosen = places[top_k(chunk[places], k)]
+            positions = torch.cat([best[0].to(chosen), chosen + first])
+            numbers = torch.cat([best[1].to(chunk), chunk[chosen]])
+            kept = top_k(numbers, k)
+            best = (positions[kept], numbers[kept])
+        return best[0]

@@ -1,0 +1,37 @@
+"""`SlotMap`: how the slots of a weight moved at a refresh, for whatever is kept by slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SlotMap:
+    """Where each new slot's content comes from.
+
+    Attributes:
+        source: For each new slot the old slot of the same element (0 for elements that were not in B).
+        reset: New slots whose optimizer state starts anew: those whose element was not in the backward
+            set before, or is not in it now. While exploring, the backward set is all of B.
+        before: How many slots there were.
+    """
+
+    source: Tensor
+    reset: Tensor
+    before: int
+
+    @property
+    def resizes(self) -> bool:
+        return self.source.numel() != self.before
+
+    def moved(self, tensor: Tensor, initial: float | Tensor = 0.0) -> Tensor:
+        """A tensor kept by slot, after the move; reset slots get `initial`."""
+        moved = tensor.index_select(0, self.source)
+        moved[self.reset] = initial[self.reset] if isinstance(initial, Tensor) else initial
+        return moved
+
+    def carry_(self, tensor: Tensor, initial: float | Tensor = 0.0) -> None:
+        """The same in place, for a tensor that keeps its length."""
+        tensor.copy_(self.moved(tensor, initial))
