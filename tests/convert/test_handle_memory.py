@@ -35,7 +35,7 @@ def test_parts_add_up_and_the_dense_model_is_the_real_one() -> None:
     assert memory.sparse == memory.rest["total"] + sum(p["total"] for p in memory.layers.values())
     for parts in memory.layers.values():
         names = ("weight", "gradient", "optimizer", "sets", "plan", "reservoir")
-        assert parts["total"] == sum(parts[name] for name in names)
+        assert parts["total"] == sum(parts[name] for name in names)  # Top-KAST has no companion
         assert all(parts[name] > 0 for name in names)
 
 
@@ -58,11 +58,21 @@ def test_before_any_step_there_are_values_and_sets_only() -> None:
     assert parts["dense"] == 4 * 64 * 64
 
 
+def test_what_a_method_keeps_beside_a_weight_is_counted() -> None:
+    """SNFS has the momentum of every element, SET one number, DEEP R a sign for each of B."""
+    sizes = {}
+    for method in (topkast.SNFS(0.9, t_end=10), topkast.SET(0.9), topkast.DeepR(0.9), topkast.Static(0.9)):
+        parts = topkast.sparsify(nn.Sequential(nn.Linear(40, 50)), method).memory().layers["0"]
+        sizes[type(method).__name__] = parts["companion"]
+    assert sizes == {"SNFS": 4 * 2000, "SET": 4, "DeepR": 200, "Static": 0}
+
+
 def test_it_prints_as_a_table() -> None:
     _, handle = trained("implicit")
     lines = str(handle.memory()).splitlines()
     assert lines[0].split() == [
-        "layer", "weight", "gradient", "optimizer", "sets", "plan", "reservoir", "total", "dense", "share",
+        "layer", "weight", "gradient", "optimizer", "sets", "plan", "reservoir", "companion",
+        "total", "dense", "share",
     ]  # fmt: skip
     assert lines[-1].startswith("all")
     assert lines[-1].endswith("%")

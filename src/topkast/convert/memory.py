@@ -11,7 +11,7 @@ from torch import nn
 from topkast.core.bytes import dense_bytes, dense_equivalent, sparse_bytes
 from topkast.core.weight import SparseWeight
 
-_PARTS = ("weight", "gradient", "optimizer", "sets", "plan", "reservoir")
+_PARTS = ("weight", "gradient", "optimizer", "sets", "plan", "reservoir", "companion")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Memory:
     Attributes:
         layers: Sparse weight → part → bytes. Parts are "weight" (values of B), "gradient", "optimizer",
             "sets" (which elements B and A are), "plan" (what the products derive from that), "reservoir"
-            (what is known of C), their sum "total", and "dense": the dense weight's with the same optimizer.
+            (what is known of C), "companion" (what the method keeps beside it), their sum "total", and
+            "dense": the dense weight's with the same optimizer.
         rest: The same for biases, norms and dense layers: "weight", "gradient", "optimizer", "total".
     """
 

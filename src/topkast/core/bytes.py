@@ -27,8 +27,10 @@ def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer | None) 
     """Of a sparse weight: by part, and their sum as "total".
 
     "sets" are the buffers that say what A and B are; "plan" is what was derived from them for the products;
-    "reservoir" is what is known of C.
+    "reservoir" is what is known of C; "companion" is what the method keeps beside the weight (its parameters,
+    such as a learned threshold, are the model's).
     """
+    companion = () if weight.companion is None else weight.companion.buffers()
     return _with_total(
         {
             "weight": weight.values.nbytes,
@@ -37,6 +39,7 @@ def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer | None) 
             "sets": _nbytes(weight.buffers(recurse=False)),
             "plan": plan_bytes(weight.plan),
             "reservoir": _nbytes(weight.reservoir.buffers()),
+            "companion": _nbytes(companion),
         }
     )
 
