@@ -47,6 +47,8 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
         How slots moved, for whatever else is kept by slot.
     """
     old = weight.indices.long()
+    if torch.equal(old, sets.indices):
+        return _change_a(weight, sets.active, explored=explored)
     source, entering, leaving = match(old, sets.indices)
     left, left_of_a = old[leaving], old[leaving[weight.active[leaving]]]
     del old  # as long as all of B: of a large weight every such list counts
@@ -65,6 +67,29 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     weight.reservoir.record(sets.indices[entering], sets.indices[entering_a], left_a)
 
     slots = SlotMap(source, _reset_slots(weight, entering, was_active, explored=explored), before)
+    if weight.values.grad is not None:
+        slots.carry_(weight.values.grad)
+    if weight.companion is not None:
+        weight.companion.carry(slots)
+    return slots
+
+
+def _change_a(weight: SparseWeight, active: Tensor, *, explored: bool) -> SlotMap:
+    """The same with B as it was, such as all there is: no value has to move."""
+    was_active = weight.active.clone()
+    entering_a, left_a = active & ~was_active, was_active & ~active
+    changed = int(entering_a.sum() + left_a.sum())
+    if changed:
+        weight.forget_plan()
+        weight.take(weight.values.detach(), Sets(weight.indices, active))
+        nothing = weight.indices.new_empty(0).long()
+        positions = (weight.indices[flags].long() for flags in (entering_a, left_a))
+        weight.reservoir.record(nothing, *positions)
+    weight.changed.fill_(changed)
+    num_slots = weight.values.numel()
+    nowhere = torch.empty(0, dtype=torch.int64, device=weight.device)
+    reset = _reset_slots(weight, nowhere, was_active, explored=explored)
+    slots = SlotMap(torch.arange(num_slots, device=weight.device), reset, num_slots, moves=False)
     if weight.values.grad is not None:
         slots.carry_(weight.values.grad)
     if weight.companion is not None:

@@ -16,11 +16,13 @@ class SlotMap:
         reset: New slots whose optimizer state starts anew: those whose element was not in the backward
             set before, or is not in it now. While exploring, the backward set is all of B.
         before: How many slots there were.
+        moves: Whether any slot has another element than before.
     """
 
     source: Tensor
     reset: Tensor
     before: int
+    moves: bool = True
 
     @property
     def resizes(self) -> bool:
@@ -28,10 +30,14 @@ class SlotMap:
 
     def moved(self, tensor: Tensor, initial: float | Tensor = 0.0) -> Tensor:
         """A tensor kept by slot, after the move; reset slots get `initial`."""
+        if not self.moves and self.reset.numel() == 0:
+            return tensor
         moved = tensor.index_select(0, self.source)
         moved[self.reset] = initial[self.reset] if isinstance(initial, Tensor) else initial
         return moved
 
     def carry_(self, tensor: Tensor, initial: float | Tensor = 0.0) -> None:
         """The same in place, for a tensor that keeps its length."""
-        tensor.copy_(self.moved(tensor, initial))
+        moved = self.moved(tensor, initial)
+        if moved is not tensor:
+            tensor.copy_(moved)

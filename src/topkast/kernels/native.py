@@ -105,7 +105,9 @@ def _plan(plan: Plan, geometry: ConvGeometry | None = None) -> Any:
     """
     assert _native is not None  # `check_engine` has seen to it
     plan.require_valid()
-    groups, gathers = (1, False) if geometry is None else (geometry.groups, _gathers(plan, geometry))
+    groups, gathers = 1, False
+    if geometry is not None:
+        groups, gathers = geometry.groups, gathers_input_grad(plan.shape[2:], geometry)
     key = f"native, {groups} groups, {'gathers' if gathers else 'scatters'}"
     compiled: Any = plan.derived.get(key)
     if compiled is None:
@@ -126,9 +128,9 @@ def _plan(plan: Plan, geometry: ConvGeometry | None = None) -> Any:
     return compiled
 
 
-def _gathers(plan: Plan, g: ConvGeometry) -> bool:
+def gathers_input_grad(kernel: tuple[int, ...], g: ConvGeometry) -> bool:
     """Whether the input gradient is a convolution too: of dy with the kernel turned round."""
-    reach = (d * (k - 1) for k, d in zip(plan.shape[2:], g.dilation, strict=True))
+    reach = (d * (k - 1) for k, d in zip(kernel, g.dilation, strict=True))
     return set(g.stride) == {1} and all(p <= r for p, r in zip(g.padding, reach, strict=True))
 
 

@@ -30,6 +30,10 @@ class DNW(Method):
         super().__post_init__()
         check_steps("`refresh_every`", self.refresh_every, at_least=1)
 
+    @property
+    def fetches(self) -> bool:
+        return False  # there is nothing outside B
+
     def is_due(self, step: int) -> bool:
         return step % self.refresh_every == 0
 

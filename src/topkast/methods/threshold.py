@@ -65,6 +65,10 @@ class STR(Method):
     def resizes(self) -> bool:
         return True
 
+    @property
+    def fetches(self) -> bool:
+        return False  # there is nothing outside B
+
     def is_due(self, step: int) -> bool:
         return step % self.refresh_every == 0
 

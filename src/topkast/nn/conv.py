@@ -30,15 +30,8 @@ class _Conv(SparseLayer):
         self.groups = layer.groups
         self.padding_mode = layer.padding_mode
         self._pads = _pads(layer)
-        # Uneven or non-zero padding is applied to the input first, the convolution then needs none.
-        half = self._pads[::-1][::2]
-        self._pads_first = self.padding_mode != "zeros" or half != self._pads[::-1][1::2]
-        self._geometry = ConvGeometry(
-            tuple(self.stride),
-            (0,) * len(self.stride) if self._pads_first else half,
-            tuple(self.dilation),
-            self.groups,
-        )
+        self._pads_first = _pads_first(layer)
+        self._geometry = geometry_of(layer)
 
     @property
     def geometry(self) -> ConvGeometry:
@@ -74,6 +67,19 @@ class _Conv(SparseLayer):
             f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
             f"groups={self.groups}, padding_mode={self.padding_mode!r}"
         )
+
+
+def geometry_of(layer: Any) -> ConvGeometry:
+    """How torch's convolution walks, as its sparse counterpart does."""
+    half = _pads(layer)[::-1][::2]
+    padding = (0,) * len(layer.stride) if _pads_first(layer) else half
+    return ConvGeometry(tuple(layer.stride), padding, tuple(layer.dilation), layer.groups)
+
+
+def _pads_first(layer: Any) -> bool:
+    """Uneven or non-zero padding is applied to the input first, the convolution then needs none."""
+    pads = _pads(layer)[::-1]
+    return layer.padding_mode != "zeros" or pads[::2] != pads[1::2]
 
 
 def _pads(layer: Any) -> tuple[int, ...]:

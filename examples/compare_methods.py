@@ -1,0 +1,252 @@
+"""Every method on one network and one data set: accuracy, training FLOPs, time per step and bytes, side by side.
+
+The network is an MLP 784-512-256-10 on Fashion-MNIST, its two hidden layers sparse; SGD with momentum, 12 epochs, a cosine
+schedule, and L2 of 1e-4 for all (Top-KAST's is its exploration penalty). Each run is written to a file when it is
+done, so that a comparison that was stopped goes on where it was.
+
+    python examples/compare_methods.py --data FOLDER --runs runs.jsonl              # about an hour on two cores
+    python examples/compare_methods.py --data FOLDER --runs runs.jsonl --time       # adds the time per step
+    python examples/compare_methods.py --runs runs.jsonl --table                    # prints the tables
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import topkast
+from topkast.data.idx import read_images
+from topkast.models import MLP
+
+SIZES, BATCH, LR, DECAY = [784, 512, 256, 10], 128, 0.05, 1e-4
+PAIRS = ((0.9, 0.8), (0.98, 0.95), (0.99, 0.98))
+# STR has no sparsity to set: what s starts at and its decay, found by trying, so that it comes out near the others'.
+STR_SETTINGS = {0.9: (-15.0, 1e-3), 0.98: (-12.0, 1e-3), 0.99: (-11.0, 1e-3)}
+
+Data = tuple[Tensor, Tensor, Tensor, Tensor]
+Make = Callable[[float, float, int], topkast.Method]
+
+
+def _epoch(steps: int, epochs: int = 12) -> int:
+    return max(1, steps // epochs)
+
+
+# Settings are those of the methods' own papers, in shares of the run where the papers speak of epochs.
+METHODS: dict[str, Make] = {
+    "dense": lambda f, b, steps: topkast.Dense(),
+    "static": lambda f, b, steps: topkast.Static(f),
+    "SET": lambda f, b, steps: topkast.SET(f, update_every=_epoch(steps)),
+    "DEEP R": lambda f, b, steps: topkast.DeepR(f),
+    "DSR": lambda f, b, steps: topkast.DSR(f, update_every=min(100, _epoch(steps))),
+    "SNFS": lambda f, b, steps: topkast.SNFS(f, t_end=steps, update_every=_epoch(steps)),
+    "RigL": lambda f, b, steps: topkast.RigL(f, t_end=3 * steps // 4, update_every=min(100, _epoch(steps))),
+    "pruning": lambda f, b, steps: topkast.Pruning(
+        f, begin=steps // 10, end=3 * steps // 4, update_every=min(100, _epoch(steps))
+    ),
+    "DNW": lambda f, b, steps: topkast.DNW(f),
+    "STR": lambda f, b, steps: topkast.STR(s_init=STR_SETTINGS[f][0]),
+    "Top-KAST": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10),
+    "Top-KAST, random": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10, exploration="random"),
+    "Top-KAST (t = half)": lambda f, b, steps: topkast.TopKAST(
+        f, b, refresh_every=10, explore_until=steps // 2
+    ),
+    "Top-KAST, global": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10, scope="global"),
+}
+
+
+class Trainer:
+    """One network, one method."""
+
+    def __init__(self, name: str, pair: tuple[float, float], seed: int, data: Data, epochs: int) -> None:
+        self.x, self.y, self.x_test, self.y_test = data
+        self.epochs = epochs
+        self.steps = epochs * (len(self.x) // BATCH)
+        torch.manual_seed(seed)
+        self.model = MLP(SIZES)
+        method = METHODS[name](*pair, self.steps)
+        method.check_run(self.steps)
+        # Dense kernels are the right ones where B is everything.
+        engine = "masked" if method.backward_sparsity == 0 else "auto"
+        self.sparse = topkast.sparsify(self.model, method, keep_dense="last", engine=engine)
+        self.has_penalty = isinstance(method, topkast.TopKAST)
+        self.optimizer = self.sparse.attach(torch.optim.SGD(self.groups(pair), lr=LR, momentum=0.9))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda s: 0.5 * (1 + math.cos(math.pi * s / self.steps))
+        )
+        # Sizes may change in the course of a run: what was used is added up step by step.
+        self.used = [0.0, 0.0]
+
+    def groups(self, pair: tuple[float, float]) -> list[dict[str, Any]]:
+        """Parameter groups with their weight decay."""
+        thresholds = [p for name, p in self.model.named_parameters() if name.endswith("companion.s")]
+        groups = self.sparse.param_groups(DECAY, values_weight_decay=0.0 if self.has_penalty else DECAY)
+        for group in groups:
+            group["params"] = [p for p in group["params"] if all(p is not s for s in thresholds)]
+        if thresholds:
+            groups.append({"params": thresholds, "weight_decay": STR_SETTINGS[pair[0]][1]})
+        return groups
+
+    def batches(self) -> Iterator[Tensor]:
+        for _ in range(self.epochs):
+            yield from torch.randperm(len(self.x))[: len(self.x) // BATCH * BATCH].split(BATCH)
+
+    def step(self, chosen: Tensor) -> None:
+        loss = F.cross_entropy(self.model(self.x[chosen]), self.y[chosen])
+        if self.has_penalty:
+            loss = loss + DECAY * self.sparse.penalty()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        return 100 * float((self.model(self.x_test).argmax(1) == self.y_test).float().mean())
+
+    def training_fraction(self) -> float:
+        """FLOPs of the run against dense; STR's own densities are those that its thresholds came to."""
+        return self.sparse.flops(self.x[:BATCH], steps=self.steps).training_fraction
+
+    def learned_fraction(self, forward: float) -> float:
+        """The same for a method that learns its density: `forward` is the mean over the steps."""
+        flops = self.sparse.flops(self.x[:BATCH])
+        return flops.at({layer.name: (forward, 1.0) for layer in flops.layers[:-1]}).training_fraction
+
+
+def train(name: str, pair: tuple[float, float], seed: int, data: Data, epochs: int) -> dict[str, Any]:
+    """One run from beginning to end."""
+    trainer = Trainer(name, pair, seed, data, epochs)
+    densities: list[float] = []
+    for number, chosen in enumerate(trainer.batches()):
+        trainer.step(chosen)
+        if number % 50 == 0:
+            densities.append(_density(trainer.sparse))
+    learns = isinstance(trainer.sparse.method, topkast.STR)
+    fraction = trainer.learned_fraction(statistics.mean(densities)) if learns else trainer.training_fraction()
+    memory = trainer.sparse.memory()
+    return {
+        "method": name,
+        "pair": pair,
+        "seed": seed,
+        "epochs": epochs,
+        "accuracy": trainer.accuracy(),
+        "density": _density(trainer.sparse),
+        "flops": fraction,
+        "bytes": memory.sparse,
+        "dense_bytes": memory.dense,
+    }
+
+
+def _density(sparse: topkast.Handle) -> float:
+    weights = sparse.weights.values()
+    return sum(w.counts.forward for w in weights) / sum(w.numel() for w in weights)
+
+
+def time_steps(pair: tuple[float, float], data: Data, rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Milliseconds per step of every method, in turns, in the middle of a run."""
+    trainers = {name: Trainer(name, pair, 0, data, epochs=12) for name in METHODS}
+    streams = {name: trainer.batches() for name, trainer in trainers.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in METHODS}
+    for turn in range(rounds + 1):
+        for name, trainer in trainers.items():
+            started = time.perf_counter()
+            for _ in range(steps):
+                trainer.step(next(streams[name]))
+            if turn:
+                seconds[name].append((time.perf_counter() - started) / steps)
+    return [
+        {"method": name, "pair": pair, "ms": 1000 * statistics.median(s)} for name, s in seconds.items()
+    ]
+
+
+def load(folder: Path, count: int | None) -> Data:
+    x, y = read_images(folder / "fashion-mnist", "train")
+    x_test, y_test = read_images(folder / "fashion-mnist", "t10k")
+    mean, std = x.mean(), x.std()
+    return (x[:count] - mean) / std, y[:count], (x_test - mean) / std, y_test
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown, one table per pair of sparsities."""
+    lines: list[str] = []
+    for pair in PAIRS:
+        runs = [r for r in rows if tuple(r["pair"]) == pair and "accuracy" in r]
+        times = {r["method"]: r["ms"] for r in rows if tuple(r["pair"]) == pair and "ms" in r}
+        if not runs:
+            continue
+        lines += [f"\n{100 * pair[0]:g}/{100 * pair[1]:g} %\n"]
+        lines += ["| method | test accuracy, % | density at the end | training FLOPs | ms per step | bytes |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for name in METHODS:
+            mine = [r for r in runs if r["method"] == name]
+            if mine:
+                lines.append(_line(name, mine, times.get(name)))
+    return "\n".join(lines)
+
+
+def _line(name: str, runs: list[dict[str, Any]], ms: float | None) -> str:
+    accuracies = [r["accuracy"] for r in runs]
+    spread = f" ± {statistics.stdev(accuracies):.2f}" if len(runs) > 1 else ""
+    mean = {key: statistics.mean(r[key] for r in runs) for key in ("density", "flops", "bytes")}
+    cells = (
+        name,
+        f"{statistics.mean(accuracies):.2f}{spread}",
+        f"{mean['density']:.2%}",
+        f"{mean['flops']:.3f}",
+        "" if ms is None else f"{ms:.2f}",
+        f"{mean['bytes'] / 1e6:.2f} MB",
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, help="folder with fashion-mnist/, as the README of the data says")
+    parser.add_argument("--runs", type=Path, required=True, help="a line of JSON is added here for each run")
+    parser.add_argument("--methods", default=",".join(METHODS), type=lambda s: s.split(","))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--images", type=int, help="of the training set; all by default")
+    parser.add_argument("--shard", default="0/1", help="i/n: every n-th run from the i-th on, for several processes")
+    parser.add_argument("--time", action="store_true", help="time the steps of all methods in turns")
+    parser.add_argument("--table", action="store_true", help="print the tables of what is there")
+    return parser.parse_args(arguments)
+
+
+def main(options: argparse.Namespace) -> None:
+    rows = [json.loads(line) for line in options.runs.read_text().splitlines()] if options.runs.exists() else []
+    if options.table:
+        print(table(rows))
+        return
+    data = load(options.data, options.images)
+
+    def keep(row: dict[str, Any]) -> None:
+        with options.runs.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(row, flush=True)
+
+    if options.time:
+        for pair in PAIRS:
+            for row in time_steps(pair, data, rounds=5, steps=100):
+                keep(row)
+        return
+    done = {(r["method"], *r["pair"], r["seed"]) for r in rows if "accuracy" in r}
+    jobs = [(m, p, s) for s in range(options.seeds) for p in PAIRS for m in options.methods]
+    first, step = (int(part) for part in options.shard.split("/"))
+    for name, pair, seed in jobs[first::step]:
+        if (name, *pair, seed) not in done:
+            keep(train(name, pair, seed, data, options.epochs))
+
+
+if __name__ == "__main__":
+    main(parse())
