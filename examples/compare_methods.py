@@ -56,11 +56,11 @@ METHODS: dict[str, Make] = {
     "DNW": lambda f, b, steps: topkast.DNW(f),
     "STR": lambda f, b, steps: topkast.STR(s_init=STR_SETTINGS[f][0]),
     "Top-KAST": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10),
-    "Top-KAST, random": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10, exploration="random"),
+    "Top-KAST (random)": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10, exploration="random"),
     "Top-KAST (t = half)": lambda f, b, steps: topkast.TopKAST(
         f, b, refresh_every=10, explore_until=steps // 2
     ),
-    "Top-KAST, global": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10, scope="global"),
+    "Top-KAST (global)": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10, scope="global"),
 }
 
 

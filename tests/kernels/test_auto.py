@@ -222,3 +222,14 @@ def test_layers_native_cannot_do_are_named() -> None:
     model = nn.Sequential(nn.Conv3d(2, 4, 3), nn.Flatten(), nn.Linear(4, 4))
     sparse = topkast.sparsify(model, topkast.TopKAST(0.5, 0.2), engine="auto")
     assert "other engine: 0 uses masked: native has no 3-D convolution" in str(sparse)
+
+
+def test_a_trial_leaves_nothing_of_the_losers_behind() -> None:
+    model = nn.Sequential(nn.Linear(256, 256))
+    sparse = topkast.sparsify(model, topkast.Static(0.9), seed=0)
+    model(torch.randn(64, 256)).sum().backward()
+    chosen = sparse.memory().layers["0"]["plan"]
+    engine = sparse.weights["0"].describe_engine().removeprefix("auto: ")
+    alone = topkast.sparsify(nn.Sequential(nn.Linear(256, 256)), topkast.Static(0.9), seed=0, engine=engine)
+    alone.model(torch.randn(64, 256)).sum().backward()
+    assert chosen == alone.memory().layers["0"]["plan"]

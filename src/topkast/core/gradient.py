@@ -113,10 +113,13 @@ class Tape:
         """The first position of each chunk of rows, and its gradient, flat."""
         for first in range(0, self.num_rows, self._rows_at_once):
             last = min(self.num_rows, first + self._rows_at_once)
-            chunk = self._parts[0](first, last)
-            for rows in self._parts[1:]:
-                chunk += rows(first, last)
-            yield first * self.num_columns, chunk.flatten()
+            yield first * self.num_columns, self._sum(first, last)
+
+    def _sum(self, first: int, last: int) -> Tensor:
+        chunk = self._parts[0](first, last)
+        for rows in self._parts[1:]:
+            chunk += rows(first, last)
+        return chunk.flatten()
 
     def top(self, k: int, excluded: Tensor) -> Tensor:
         """Positions of the k largest magnitudes outside `excluded`, which is increasing; increasing.
@@ -126,17 +129,26 @@ class Tape:
         """
         best = (torch.empty(0, dtype=torch.int64), torch.empty(0))
         for first, chunk in self.chunks():
-            if not torch.isfinite(chunk).all():
+            if not torch.isfinite(torch.linalg.vector_norm(chunk, float("inf"))):
                 raise FloatingPointError("the dense gradient is not finite")
-            free = torch.ones(chunk.numel(), dtype=torch.bool, device=chunk.device)
-            low, high = torch.searchsorted(
-                excluded, torch.tensor([first, first + chunk.numel()]).to(excluded)
-            )
-            free[excluded[low:high] - first] = False
-            places = torch.nonzero(free).flatten()
-            chosen = places[top_k(chunk[places], k)]
+            ends = torch.tensor([first, first + chunk.numel()]).to(excluded)
+            low, high = torch.searchsorted(excluded, ends).tolist()
+            chosen = _largest_outside(chunk, k, excluded[low:high].to(chunk.device) - first)
             positions = torch.cat([best[0].to(chosen), chosen + first])
             numbers = torch.cat([best[1].to(chunk), chunk[chosen]])
             kept = top_k(numbers, k)
             best = (positions[kept], numbers[kept])
+            del chunk  # before the next one is made
         return best[0]
+
+
+def _largest_outside(chunk: Tensor, k: int, excluded: Tensor) -> Tensor:
+    """Places of the k largest magnitudes of a chunk outside `excluded`, whose numbers are set to zero."""
+    chunk.index_fill_(0, excluded, 0.0)
+    chosen = top_k(chunk, k)
+    if excluded.numel() == 0 or (chosen.numel() and bool(chunk[chosen].all())):
+        return chosen
+    # So few gradients are not zero that excluded places came in: look at the others alone.
+    free = torch.ones(chunk.numel(), dtype=torch.bool, device=chunk.device).index_fill_(0, excluded, False)
+    places = torch.nonzero(free).flatten()
+    return places[top_k(chunk[places], k)]

@@ -249,7 +249,9 @@ class SparseWeight(nn.Module):
         """
         if self.wants_gradient is None or not output.requires_grad or not self.wants_gradient(self.steps + 1):
             return output
-        tape = self.tape = self.tape or Tape(tuple(self.shape))
+        if self.tape is None:
+            self.tape = Tape(tuple(self.shape))
+        tape = self.tape
         if self.values.grad is None or not self.values.grad.any():
             # Gradients were set to zero: what came before belongs to a step that was not taken (a GradScaler
             # skipped it). At the forward pass, since all of a backward pass may precede the first gradient.

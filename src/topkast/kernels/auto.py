@@ -154,6 +154,7 @@ def _winner(
         candidates = [n for n in usable if n != "masked" or plan.numel <= _DENSE_LIMIT]
         passes = {n: _training_pass(ENGINES[n], plan, values, x, geometry, transpose) for n in candidates}
         _measured[case] = fastest(passes)
+        plan.forget_derived()  # what the losers made of it would stay as long as the sets do
     return _measured[case]
 
 

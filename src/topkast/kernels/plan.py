@@ -141,6 +141,12 @@ class Plan:
                 "sets, by a refresh or by loading a state, between a forward pass and its backward pass"
             )
 
+    def forget_derived(self) -> None:
+        """Drops what engines have made of this Plan; whoever needs it makes it anew."""
+        self.derived.clear()
+        for name in [name for name, value in vars(self).items() if isinstance(value, Pattern)]:
+            del self.__dict__[name]
+
     @property
     def device(self) -> torch.device:
         return self._indices.device
