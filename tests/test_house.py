@@ -12,7 +12,19 @@ import topkast
 
 SOURCE = Path(topkast.__file__).parent
 # From the top of the house to its foundation; a part may import itself and what is below it.
-FLOORS = ["cli", "bench", "train", "models", "data", "planning", "convert", "methods", "nn", "core", "kernels"]
+FLOORS = [
+    "cli",
+    "bench",
+    "train",
+    "models",
+    "data",
+    "planning",
+    "convert",
+    "methods",
+    "nn",
+    "core",
+    "kernels",
+]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

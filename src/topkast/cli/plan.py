@@ -109,8 +109,9 @@ def _headline(
     chosen = ", ".join(f"{name.replace('_', ' ')} {_size_text(size)}" for name, size in sizes.items())
     pair = "/".join(f"{100 * s:g}" for s in (method.forward_sparsity, method.backward_sparsity))
     found = planned.survey
+    unit = entry.unit if options.batch > 1 else entry.unit.removesuffix("s")
     lines = [
-        f"{options.model} ({chosen}), {options.batch} {entry.unit} per step and worker",
+        f"{options.model} ({chosen}), {options.batch} {unit} per step and worker",
         f"{type(method).__name__} {pair} % sparse, {options.distribution}; {options.optimizer}; "
         f"{options.reservoir if method.fetches else 'no'} reservoir"
         + (f"; {options.steps:,} steps" if options.steps else ""),

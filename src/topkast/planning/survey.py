@@ -97,6 +97,8 @@ def survey(
         ValueError: As `sparsify`: a name that matches nothing, a budget that no layer can take, or no layer
             that could be sparse.
     """
+    if budget not in ("layers", "model"):
+        raise ValueError(f"`budget` must be 'layers' or 'model', got {budget!r}")
     # Unpacked, so that projections have Parameters of their own, as they will.
     with unpacked_attention(model) as unpacked:
         findings = find(unpacked)
