@@ -40,3 +40,20 @@ def test_returned_over_time_counts(tmp_path: Path, capsys: pytest.CaptureFixture
     load("returned_over_time").main(argparse.Namespace(steps=20, plot=target))
     assert capsys.readouterr().out.count("of C has been in B") == 4
     assert target.stat().st_size > 1000
+
+
+def test_compare_methods_runs_every_method_and_goes_on_where_it_was(
+    tmp_path: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("compare_methods")
+    runs = tmp_path / "runs.jsonl"
+    common = [f"--runs={runs}", f"--data={data_folder}", "--epochs=1", "--images=2560", "--seeds=1"]
+    example.PAIRS = ((0.9, 0.8),)
+    example.main(example.parse([*common, "--methods=static,RigL"]))
+    example.main(example.parse(common))
+    assert len(runs.read_text().splitlines()) == len(example.METHODS)
+    capsys.readouterr()
+    example.main(example.parse([*common, "--table"]))
+    printed = capsys.readouterr().out
+    for name in example.METHODS:
+        assert f"| {name} |" in printed

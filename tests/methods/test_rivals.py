@@ -388,3 +388,18 @@ def test_a_bad_state_of_a_method_that_resizes_changes_nothing(key: str, change: 
         training.model.load_state_dict(state)
     after = training.model.state_dict()
     assert all(torch.equal(after[k], before[k]) for k in before)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: topkast.DSR(0.8), r"layer '0' was made sparse for another method: it keeps no Threshold beside it"),
+        (lambda: topkast.TopKAST(0.8, 0.8, scope="global"), r"it keeps its size, which TopKAST needs"),
+    ],
+)  # fmt: skip
+def test_a_handle_for_weights_of_another_method_is_refused(make: object, message: str) -> None:
+    model = nn.Sequential(nn.Linear(20, 20))
+    topkast.sparsify(model, topkast.Static(0.8))
+    topkast.Handle(model, topkast.RigL(0.8, t_end=200))  # keeps sizes, and nothing beside the weights
+    with pytest.raises(ValueError, match=message):
+        topkast.Handle(model, make())  # pyright: ignore[reportCallIssue]

@@ -59,10 +59,23 @@ class Handle:
         for name, layer in self.layers.items():
             if all(layer.weight is not other for other in self.weights.values()):
                 self.weights[name] = layer.weight
+        self._check_weights()
         self.left_dense = left_dense or {}
         self._fallbacks = fallbacks or {}
         self._attachments: list[Attachment] = []
         self._followers: dict[str, list[SparseWeight]] = {name: [] for name in self.weights}
+
+    def _check_weights(self) -> None:
+        """Raises ValueError if the weights were made for a method that this one cannot take over from."""
+        name, wanted = type(self.method).__name__, self.method.companion_type
+        for layer, weight in self.weights.items():
+            lacks = wanted is not None and not isinstance(weight.companion, wanted)
+            if lacks or (self.method.resizes and not weight.is_resizable):
+                what = f"keeps no {wanted.__name__} beside it" if lacks and wanted else "keeps its size"
+                raise ValueError(
+                    f"layer {layer!r} was made sparse for another method: it {what}, which {name} needs; "
+                    "`topkast.densify` the model and sparsify it with this method"
+                )
 
     # ---- training ---------------------------------------------------------------------------------
 

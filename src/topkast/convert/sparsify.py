@@ -51,7 +51,7 @@ def sparsify(
             ``(name, layer) -> bool``.
         keep_dense: Any of "first", "last" (in module order; the paper's ResNet-50 keeps both dense) and
             "embeddings".
-        distribution: "uniform", "erk", or a mapping from names or globs to a sparsity or a
+        distribution: "uniform", "er", "erk", or a mapping from names or globs to a sparsity or a
             (forward, backward) pair.
         budget: What the sparsities count. "layers": the weights of the sparse layers. "model": all of the
             model's parameters, biases, norms and skipped layers included; the sparse layers make up for

@@ -77,6 +77,11 @@ class Method(ABC):
         """Whether the dense weight gradient of step number `step` is needed."""
         return False
 
+    @property
+    def companion_type(self) -> type[Companion] | None:
+        """What kind of thing is kept beside a weight."""
+        return None
+
     def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion | None:
         """What is kept beside a weight that is being made with these sets."""
         return None

@@ -62,6 +62,10 @@ class DeepR(OneSparsity):
     def is_due(self, step: int) -> bool:
         return step % self.update_every == 0
 
+    @property
+    def companion_type(self) -> type[Companion]:
+        return Signs
+
     def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion:
         return Signs(moment.theta.at(sets.indices))
 

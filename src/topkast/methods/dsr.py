@@ -72,6 +72,10 @@ class DSR(OneSparsity):
     def is_due(self, step: int) -> bool:
         return step % self.update_every == 0
 
+    @property
+    def companion_type(self) -> type[Companion]:
+        return Threshold
+
     def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion:
         return Threshold(self.threshold)
 

@@ -46,6 +46,10 @@ class SET(DropAndGrow):
     def grow(self, moment: Moment, kept: Tensor, count: int) -> Tensor:
         return random_outside(moment.numel, count, kept, moment.generator)
 
+    @property
+    def companion_type(self) -> type[Companion] | None:
+        return Spread if self.grown_at == "initial" else None
+
     def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion | None:
         return Spread(moment.theta.at(sets.indices)) if self.grown_at == "initial" else None
 

@@ -79,6 +79,10 @@ class SNFS(DropAndGrow):
     def wants_gradient(self, step: int) -> bool:
         return step < self.t_end
 
+    @property
+    def companion_type(self) -> type[Companion]:
+        return Momentum
+
     def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion:
         return Momentum(moment.numel, dtype)
 

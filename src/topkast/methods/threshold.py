@@ -72,6 +72,10 @@ class STR(Method):
     def is_due(self, step: int) -> bool:
         return step % self.refresh_every == 0
 
+    @property
+    def companion_type(self) -> type[Companion]:
+        return SoftThreshold
+
     def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion:
         return SoftThreshold(self.s_init, dtype)
 
