@@ -89,9 +89,9 @@ def main(o: argparse.Namespace) -> float:
         loss = loss_on(model, train, starts, o.window)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        memory = handle.memory()  # here, where Plans and gradients exist; a refresh drops the Plans
         optimizer.step()  # every `refresh_every` steps it refreshes the sets
         (refreshes if step % o.refresh_every == 0 else steps).append(time.perf_counter() - start)
-        memory = handle.memory()
         optimizer.zero_grad()
         if step % o.report_every == 0 or step == o.steps:
             last = bits_per_byte(model, held_out, o.window)
