@@ -1,0 +1,192 @@
+"""`Config`: all of a run's options, from a TOML file and from flags, and back to TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from topkast.core.distribution import nearest
+from topkast.planning.named import METHODS
+from topkast.train.options import checked, option, rules, set_values
+
+FORMAT = 1
+TASKS = ("text", "images")
+ENGINES = ("auto", "native", "csr", "masked")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What is learned."""
+
+    task: str = option(str, "text", "text or images", choices=TASKS)
+    data: str | None = option(
+        str,
+        None,
+        "file or folder; by default what comes with Python (text) or scikit-learn (images)",
+        metavar="PATH",
+    )
+    limit: int | None = option(int, None, "bytes or images of training data to use", least=1, metavar="N")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The network; text takes width, depth, heads and window, images take hidden."""
+
+    width: int | None = option(int, None, "of the residual stream (text)", least=1, metavar="N")
+    depth: int | None = option(int, None, "blocks (text)", least=1, metavar="N")
+    heads: int | None = option(int, None, "of attention (text)", least=1, metavar="N")
+    window: int | None = option(int, None, "bytes the network sees (text)", least=2, metavar="N")
+    hidden: tuple[int, ...] | None = option(
+        int, None, "sizes of the hidden layers (images)", least=1, many=True, metavar="N,N"
+    )
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """How it is sparse."""
+
+    method: str = option(str, "topkast", ", ".join(METHODS), choices=tuple(METHODS), metavar="NAME")
+    forward_sparsity: float | None = option(float, None, "share of zeros (0.9)", least=0, metavar="S")
+    backward_sparsity: float | None = option(
+        float,
+        None,
+        "of the backward set; by default it has twice the elements (topkast)",
+        least=0,
+        metavar="S",
+    )
+    refresh_every: int | None = option(
+        int, None, "steps from one choice of sets to the next", least=1, metavar="N"
+    )
+    begin: int | None = option(int, None, "step at which pruning begins", least=0, metavar="T")
+    t_end: int | None = option(int, None, "step at which the method's schedule ends", least=1, metavar="T")
+    distribution: str = option(str, "uniform", "uniform, er or erk", choices=("uniform", "er", "erk"))
+    keep_dense: tuple[str, ...] = option(
+        str, (), "first, last, embeddings", many=True, choices=("first", "last", "embeddings"), metavar="LIST"
+    )
+    skip: tuple[str, ...] = option(
+        str, (), "layers to leave dense: names or globs", many=True, metavar="LIST"
+    )
+    reservoir: str = option(str, "stored", "stored or implicit", choices=("stored", "implicit"))
+    engine: str = option(str, "auto", "auto, native, csr or masked", choices=ENGINES)
+    penalty: float = option(float, 1e-4, "λ of the exploration penalty", least=0, metavar="λ")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How it is trained."""
+
+    steps: int | None = option(int, None, "optimizer steps (a minute's worth)", least=1, metavar="N")
+    minutes: float | None = option(
+        float, None, "stop after this time, with a checkpoint", least=0, metavar="M"
+    )
+    batch: int | None = option(int, None, "windows or images per step", least=1, metavar="N")
+    optimizer: str = option(str, "adamw", "adamw, adam or sgd", choices=("adamw", "adam", "sgd"))
+    lr: float | None = option(float, None, "learning rate", least=0, metavar="η")
+    momentum: float = option(float, 0.9, "of sgd", least=0, most=1)
+    weight_decay: float = option(float, 0.0, "for what is dense; sparse weights have the penalty", least=0)
+    schedule: str = option(
+        str, "cosine", "cosine, linear or constant", choices=("cosine", "linear", "constant")
+    )
+    warmup: float = option(
+        float, 0.05, "share of the steps in which the learning rate rises", least=0, most=1
+    )
+    clip: float = option(float, 1.0, "norm that gradients are clipped to; 0 for none", least=0)
+    precision: str = option(str, "float32", "float32 or bfloat16 (autocast)", choices=("float32", "bfloat16"))
+    seed: int = option(int, 0, "decides everything random", least=0, most=2**62)
+    threads: int | None = option(int, None, "of the processor (all)", least=1, metavar="N")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What is kept and shown."""
+
+    reference: tuple[str, ...] = option(
+        str, ("static", "dense"), "trained beside it: static, dense, or none", many=True,
+        choices=("static", "dense", "none"), metavar="LIST",
+    )  # fmt: skip
+    evaluate_every: int | None = option(int, None, "steps between evaluations (50)", least=1, metavar="N")
+    checkpoint_every: int | None = option(int, None, "steps between checkpoints (100)", least=1, metavar="N")
+    keep: int = option(int, 2, "checkpoints that are kept, besides the best", least=1, metavar="N")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of a run, by section."""
+
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    method: MethodOptions = field(default_factory=MethodOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+
+    def with_values(self, values: Mapping[str, Mapping[str, Any]]) -> Config:
+        """A copy with some options changed, by section.
+
+        Raises:
+            ValueError: A section or an option that is not there, or a bad value.
+        """
+        changed = {}
+        for name, options in values.items():
+            if name not in SECTIONS:
+                raise ValueError(f"[{name}] is not a section; there are {nearest(name, SECTIONS)}")
+            if not isinstance(options, Mapping):
+                raise ValueError(f"{name} must be a section such as [{name}], got {options!r}")
+            changed[name] = dataclasses.replace(getattr(self, name), **checked(SECTIONS[name], options, name))
+        return dataclasses.replace(self, **changed)
+
+    def to_toml(self) -> str:
+        """The configuration as a file that gives it back."""
+        lines = [f"format = {FORMAT}"]
+        for name in SECTIONS:
+            lines += ["", f"[{name}]"]
+            lines += [f"{key} = {_toml(value)}" for key, value in set_values(getattr(self, name))]
+        return "\n".join(lines) + "\n"
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataOptions,
+    "model": ModelOptions,
+    "method": MethodOptions,
+    "train": TrainOptions,
+    "run": RunOptions,
+}
+
+
+def section_of(option_name: str) -> str:
+    """The section that has an option; names are unique over all of them."""
+    return next(name for name, section in SECTIONS.items() if option_name in rules(section))
+
+
+def read_config(path: Path, base: Config | None = None) -> Config:
+    """A configuration from a TOML file; what it does not say is as in `base`.
+
+    Raises:
+        ValueError: Not TOML, of another format, or with something that is not an option.
+        OSError: It cannot be read.
+    """
+    try:
+        values = tomllib.loads(path.read_bytes().decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
+    version = values.pop("format", FORMAT)
+    if version != FORMAT:
+        raise ValueError(f"{path} has format {version!r}, this version of topkast reads format {FORMAT}")
+    try:
+        return (base or Config()).with_values(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(part) for part in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
