@@ -1,0 +1,108 @@
+"""Text from a file or a folder, as bytes: what is learned and what is held out."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import lzma
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+HELD_OUT_SHARE = 10
+_OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}  # pyright: ignore[reportAssignmentType]
+
+
+def is_held_out(name: str) -> bool:
+    """Whether a file of this name is held out: one in ten, whatever else there is and however long it is."""
+    return hashlib.sha256(name.encode()).digest()[0] % HELD_OUT_SHARE == 0
+
+
+def read_text(path: Path, limit: int | None = None) -> tuple[Tensor, Tensor]:
+    """The bytes of a file (its last tenth held out) or of all files of a folder (one in ten held out).
+
+    Files ending in .gz, .xz and .bz2 are unpacked. Hidden files, and those of a folder that are not text, are
+    left out.
+
+    Args:
+        path: A file or a folder.
+        limit: The most bytes of training text; held-out text is cut to a ninth of it.
+
+    Returns:
+        (training, held-out), uint8.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder, or no text in it.
+        ValueError: The file is empty, damaged or not text.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    enough = None if limit is None else limit + -(-limit // (HELD_OUT_SHARE - 1))
+    if path.is_file():
+        text = _read(path, enough)
+        if not text:
+            raise ValueError(f"{path} is empty")
+        if _is_binary(text):
+            raise ValueError(f"{path} is not text: it has zero bytes; give a text file, or a folder of them")
+        held_out = len(text) // HELD_OUT_SHARE
+        return _tensor(text[: len(text) - held_out], limit), _tensor(text[len(text) - held_out :], None)
+    return _read_folder(path, limit)
+
+
+def _read_folder(folder: Path, limit: int | None) -> tuple[Tensor, Tensor]:
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        inside = file.relative_to(folder)
+        if any(part.startswith(".") for part in inside.parts):
+            continue
+        text = _read(file, limit)
+        if text and not _is_binary(text):
+            parts[is_held_out(inside.as_posix())].append(text)
+    if not parts[0] and not parts[1]:
+        raise FileNotFoundError(f"{folder} has no text files")
+    if not parts[0] or not parts[1]:
+        # Too few files for one in ten: cut each instead.
+        whole = [*parts[0], *parts[1]]
+        train = [text[: len(text) - len(text) // HELD_OUT_SHARE] for text in whole]
+        parts = (train, [text[len(text) - len(text) // HELD_OUT_SHARE :] for text in whole])
+    share = None if limit is None else max(1, limit // (HELD_OUT_SHARE - 1))
+    return _tensor(b"".join(parts[0]), limit), _tensor(b"".join(parts[1]), share)
+
+
+def _read(path: Path, limit: int | None) -> bytes:
+    opener = _OPENERS.get(path.suffix)
+    try:
+        with path.open("rb") if opener is None else opener(path) as file:
+            return file.read() if limit is None else file.read(limit)
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        if error.errno is None:  # bz2 says so of data that it cannot unpack
+            raise ValueError(f"{path} is damaged: {error}") from None
+        raise
+
+
+def _is_binary(text: bytes) -> bool:
+    return b"\0" in text[: 1 << 20]
+
+
+def _tensor(text: bytes, limit: int | None) -> Tensor:
+    return (
+        torch.frombuffer(bytearray(text[:limit]), dtype=torch.uint8)
+        if text
+        else torch.empty(0, dtype=torch.uint8)
+    )
+
+
+def check_length(parts: Iterable[tuple[str, Tensor]], window: int, where: str) -> None:
+    """Raises ValueError if a part is shorter than one window and the byte after it."""
+    for name, text in parts:
+        if len(text) <= window:
+            raise ValueError(
+                f"{where}: the {name} text has {len(text):,} bytes, fewer than one window of {window} "
+                "and the byte after it; give more text or a smaller --window"
+            )
