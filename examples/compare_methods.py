@@ -1,11 +1,11 @@
 """Every method on one network and one data set: accuracy, training FLOPs, time per step and bytes.
 
-The network is an MLP 784-512-256-10 on Fashion-MNIST, its two hidden layers sparse; SGD with momentum, 6 epochs,
-a cosine schedule, and L2 of 1e-4 for all (Top-KAST's is its exploration penalty). Each run is written to a file
-when it is done, so that a comparison that was stopped goes on where it was.
+The network is an MLP 784-512-256-10 on Fashion-MNIST, its two hidden layers sparse; SGD with momentum, 6
+epochs, a cosine schedule, and L2 of 1e-4 for all (Top-KAST's is its exploration penalty). Each run is written
+to a file when it is done, so that a comparison that was stopped goes on where it was.
 
     python examples/compare_methods.py --data FOLDER --runs runs.jsonl            # an hour on two cores
-    python examples/compare_methods.py --data FOLDER --runs runs.jsonl --time     # adds time per step and bytes
+    python examples/compare_methods.py --data FOLDER --runs runs.jsonl --time     # adds time and bytes
     python examples/compare_methods.py --runs runs.jsonl --table                  # prints the tables
 """
 
@@ -30,7 +30,7 @@ from topkast.models import MLP
 
 SIZES, BATCH, LR, DECAY = [784, 512, 256, 10], 128, 0.05, 1e-4
 PAIRS = ((0.9, 0.8), (0.98, 0.95), (0.99, 0.98))
-# STR has no sparsity to set: s at the start and its decay, found by trying, so that it comes out near the others.
+# STR has no sparsity to set: s at the start and its decay, found by trying, to come out near the others.
 STR_SETTINGS = {0.9: (-8.0, 1.2e-2), 0.98: (-8.0, 2.65e-2), 0.99: (-8.0, 3.7e-2)}
 
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
