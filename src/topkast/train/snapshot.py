@@ -1,0 +1,140 @@
+"""A snapshot: everything a run needs to go on bit for bit, as plain data."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from topkast.train.rng import rng_state, set_rng_state
+
+_ADVICE = "build the run with the configuration it was saved with"
+
+
+class Stateful(Protocol):
+    """A model, an optimizer, a learning-rate schedule, a GradScaler: whatever has a state_dict."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run after `step` steps.
+
+    Attributes:
+        step: Steps taken.
+        parts: Name → state_dict.
+        generators: Name → where a generator of the run's own is.
+        rng: Where the global generators are.
+        kept: Whatever else the run wants kept: data position, best quality, length of the metrics.
+    """
+
+    step: int
+    parts: dict[str, Any]
+    generators: dict[str, Tensor]
+    rng: dict[str, Any]
+    kept: dict[str, Any]
+
+
+def take(
+    step: int,
+    parts: Mapping[str, Stateful],
+    *,
+    generators: Mapping[str, torch.Generator] | None = None,
+    kept: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """Takes a snapshot.
+
+    Its tensors are the living ones, not copies, so that it costs no memory: write it before the next step.
+
+    Args:
+        step: Steps taken.
+        parts: What to save, by name; `restore` loads in the order it is given them.
+        generators: Generators that only this run draws from, such as that of its batches.
+        kept: Plain data: None, bools, numbers, strings, tensors, and lists, tuples and dicts of them.
+    """
+    return Snapshot(
+        step,
+        {name: _with_metadata(part.state_dict()) for name, part in parts.items()},
+        {name: generator.get_state() for name, generator in (generators or {}).items()},
+        rng_state(),
+        dict(kept or {}),
+    )
+
+
+def restore(
+    snapshot: Snapshot,
+    parts: Mapping[str, Stateful],
+    *,
+    generators: Mapping[str, torch.Generator] | None = None,
+) -> dict[str, Any]:
+    """Puts everything where it was when the snapshot was taken; the global generators last.
+
+    Args:
+        snapshot: What to go back to. It stays as it is, and may be restored again.
+        parts: Objects built as those of the snapshot were, by the same names.
+        generators: Generators, by the same names.
+
+    Returns:
+        What was kept.
+
+    Raises:
+        ValueError: A part is missing or left over, or its state does not fit.
+    """
+    generators = generators or {}
+    _check_names("parts", snapshot.parts, parts)
+    _check_names("generators", snapshot.generators, generators)
+    for name, part in parts.items():
+        _load(name, part, snapshot.parts[name])
+    try:
+        for name, generator in generators.items():
+            generator.set_state(snapshot.generators[name].clone())
+        set_rng_state(snapshot.rng)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"the random number generators of step {snapshot.step} do not fit: {error}"
+        ) from error
+    return snapshot.kept
+
+
+def _with_metadata(state: Any) -> dict[str, Any]:
+    """A module's state_dict carries the versions of its modules as an attribute."""
+    return {"state": state, "metadata": getattr(state, "_metadata", None)}
+
+
+def _load(name: str, part: Stateful, saved: dict[str, Any]) -> None:
+    if isinstance(part, torch.nn.Module):
+        state = OrderedDict(saved["state"])
+        state._metadata = saved["metadata"]  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        state = _copy(saved["state"])  # optimizers keep the very tensors they are given
+    try:
+        part.load_state_dict(state)
+    except (RuntimeError, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise ValueError(f"the state of {name!r} does not fit: {error}; {_ADVICE}") from error
+
+
+def _copy(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        twin = type(state)()
+        twin.update({key: _copy(value) for key, value in state.items()})
+        return twin
+    if isinstance(state, list | tuple):
+        return type(state)(_copy(item) for item in state)
+    return state
+
+
+def _check_names(what: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    if saved.keys() != given.keys():
+        raise ValueError(
+            f"the snapshot has the {what} {sorted(saved)}, got {sorted(given)}; "
+            "give the same names as when it was taken"
+        )
