@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topkast.data.digits import digits
+from topkast.data.images import Images, read_folder
 from topkast.data.stdlib_text import stdlib_text
+from topkast.data.text import check_length, read_text
 from topkast.models import MLP, Decoder
 
 
@@ -21,6 +26,8 @@ class Task(ABC):
         title: One line for people.
         quality_name: What `quality` measures, such as "bits per byte".
         higher_is_better: Whether more of it is better.
+        unit: What a batch is counted in.
+        units_per_step: How many of these.
         steps: How many steps make a short but real run.
         lr: A learning rate that suits the network dense and sparse.
     """
@@ -28,12 +35,18 @@ class Task(ABC):
     title: str
     quality_name: str
     higher_is_better: bool
+    unit: str
+    units_per_step: int
     steps: int
     lr: float
 
     @abstractmethod
     def model(self) -> nn.Module:
         """A freshly initialised dense network."""
+
+    @abstractmethod
+    def example(self) -> Tensor:
+        """An input of the network as a step has it, for counting."""
 
     @abstractmethod
     def loss(self, model: nn.Module, generator: torch.Generator) -> Tensor:
@@ -43,25 +56,55 @@ class Task(ABC):
     def quality(self, model: nn.Module) -> float:
         """Quality on held-out data."""
 
+    @abstractmethod
+    def sizes(self) -> dict[str, Any]:
+        """The options of the network and of its batches, with their values."""
 
+
+@dataclass
 class TextTask(Task):
-    """Byte-level language modelling on the standard library's own sources."""
+    """Byte-level language modelling, by default on the standard library's own sources."""
+
+    data: Path | None = None
+    limit: int | None = None
+    width: int = 128
+    depth: int = 2
+    heads: int = 4
+    window: int = 128
+    batch: int = 16
 
     quality_name = "bits per byte"
     higher_is_better = False
+    unit = "bytes"
     steps = 400
     lr = 2e-3
-    window, batch, held_out_windows = 128, 16, 128
+    held_out_windows = 128
 
-    def __init__(self) -> None:
-        self.train, self.held_out = stdlib_text()
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"--heads must divide --width ({self.width}), got {self.heads}")
+        if self.data is None:
+            self.train, self.held_out = stdlib_text() if self.limit is None else stdlib_text(self.limit)
+            where = "the standard library's sources"
+        else:
+            self.train, self.held_out = read_text(self.data, self.limit)
+            where = str(self.data)
+        check_length([("training", self.train), ("held-out", self.held_out)], self.window, where)
+        self.units_per_step = self.batch * self.window
         self.title = (
-            f"bytes of the standard library's sources: {len(self.train):,} for training, "
-            f"{len(self.held_out):,} from other files held out"
+            f"bytes of {where}: {len(self.train):,} for training, {len(self.held_out):,} others held out"
         )
 
+    def sizes(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("width", "depth", "heads", "window", "batch")}
+
     def model(self) -> nn.Module:
-        return Decoder(num_symbols=256, width=128, depth=2, num_heads=4, window=self.window)
+        return Decoder(
+            num_symbols=256, width=self.width, depth=self.depth, num_heads=self.heads, window=self.window
+        )
+
+    def example(self) -> Tensor:
+        return torch.zeros(self.batch, self.window, dtype=torch.int64)
 
     def loss(self, model: nn.Module, generator: torch.Generator) -> Tensor:
         starts = torch.randint(len(self.train) - self.window, (self.batch,), generator=generator)
@@ -76,37 +119,62 @@ class TextTask(Task):
     def _loss(self, model: nn.Module, text: Tensor, starts: Tensor) -> Tensor:
         windows = text[starts[:, None] + torch.arange(self.window + 1)].long()
         logits = model(windows[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
+@dataclass
 class ImageTask(Task):
-    """Classification of scikit-learn's digits."""
+    """Classification of images by an MLP, by default of scikit-learn's digits."""
+
+    data: Path | None = None
+    limit: int | None = None
+    hidden: tuple[int, ...] = (256, 128)
+    batch: int = 64
 
     quality_name = "accuracy, %"
     higher_is_better = True
+    unit = "images"
     steps = 600
     lr = 2e-3
-    batch = 64
 
-    def __init__(self) -> None:
-        self.train, self.held_out = digits()
-        self.title = (
-            f"scikit-learn's digits: {len(self.train[1]):,} images for training, "
-            f"{len(self.held_out[1]):,} held out"
-        )
+    def __post_init__(self) -> None:
+        if self.data is None:
+            images = Images(*digits(), tuple(str(label) for label in range(10)))
+            where = "scikit-learn's digits"
+        else:
+            images = read_folder(self.data)
+            where = str(self.data)
+        self.classes = images.classes
+        x, y = (part[: self.limit] for part in images.train)
+        # Inputs of mean 0 and size 1, by the training images.
+        mean, std = x.mean(), x.std().clamp(min=1e-6)
+        self.train = ((x - mean) / std, y)
+        self.held_out = ((images.held_out[0] - mean) / std, images.held_out[1])
+        self.units_per_step = self.batch
+        self.title = f"images of {where}: {len(y):,} for training, {len(self.held_out[1]):,} others held out"
+
+    def sizes(self) -> dict[str, Any]:
+        return {"hidden": self.hidden, "batch": self.batch}
 
     def model(self) -> nn.Module:
-        return MLP([64, 256, 128, 10])
+        return MLP([self.train[0][0].numel(), *self.hidden, len(self.classes)])
+
+    def example(self) -> Tensor:
+        return torch.zeros(self.batch, *self.train[0].shape[1:])
 
     def loss(self, model: nn.Module, generator: torch.Generator) -> Tensor:
         images, labels = self.train
         chosen = torch.randint(len(labels), (self.batch,), generator=generator)
-        return F.cross_entropy(model(images[chosen]), labels[chosen])
+        return F.cross_entropy(model(images[chosen]).float(), labels[chosen])
 
     @torch.no_grad()
     def quality(self, model: nn.Module) -> float:
         images, labels = self.held_out
-        return 100 * float((model(images).argmax(1) == labels).float().mean())
+        right = [
+            (model(x).argmax(1) == y).float().sum()
+            for x, y in zip(images.split(512), labels.split(512), strict=True)
+        ]
+        return 100 * float(torch.stack(right).sum()) / len(labels)
 
 
-TASKS: dict[str, type[Task]] = {"text": TextTask, "images": ImageTask}
+TASKS: dict[str, type[TextTask] | type[ImageTask]] = {"text": TextTask, "images": ImageTask}

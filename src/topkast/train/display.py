@@ -1,0 +1,178 @@
+"""Showing a run while it goes: a live bar in a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+from topkast.train.events import peak_memory
+
+
+class Display(Protocol):
+    """Told of everything that happens; shows what it likes."""
+
+    def begin(self, name: str, start: dict[str, Any], step: int) -> None:
+        """A run begins, or goes on from a step."""
+
+    def step(self, step: int, loss: float) -> None:
+        """A step was taken."""
+
+    def progress(self, event: dict[str, Any]) -> None:
+        """An evaluation was made."""
+
+    def note(self, text: str) -> None:
+        """Something to be read."""
+
+    def finish(self) -> None:
+        """The run is over, in whatever way."""
+
+
+class Quiet:
+    """Shows nothing but notes, on standard error."""
+
+    def begin(self, name: str, start: dict[str, Any], step: int) -> None:
+        pass
+
+    def step(self, step: int, loss: float) -> None:
+        pass
+
+    def progress(self, event: dict[str, Any]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        pass
+
+
+class Lines(Quiet):
+    """One line per evaluation, for files and pipes."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+
+    def begin(self, name: str, start: dict[str, Any], step: int) -> None:
+        self._quality = start["quality_name"]
+        again = f", from step {step}" if step else ""
+        self._print(f"\n{name}: {start['steps']:,} steps{again}")
+        self._print(
+            f"{'step':>7}  {'loss':>8}  {self._quality:>13}  {'A changed':>9}  {'C used':>7}  {'ms/step':>8}"
+        )
+        self._last = (step, 0.0)
+
+    def progress(self, event: dict[str, Any]) -> None:
+        changed, used = mean_of(event, "changed"), mean_of(event, "used")
+        step, seconds = self._last
+        ms = 1000 * (event["seconds"] - seconds) / max(1, event["step"] - step)
+        self._last = (event["step"], event["seconds"])
+        sets = f"{_percent(changed):>9}  {_percent(used):>7}"
+        self._print(
+            f"{event['step']:>7}  {event['loss']:>8.4f}  {event['quality']:>13.3f}  {sets}  {ms:>8.1f}"
+        )
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+
+class Live(Lines):
+    """A bar with loss, quality, speed, how A changed, memory, time left; a line per evaluation above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._console = Console(highlight=False)
+        self._bar = Progress(
+            TextColumn("{task.completed:,}/{task.total:,}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+            transient=True,
+        )
+        self._shown = 0.0
+
+    def begin(self, name: str, start: dict[str, Any], step: int) -> None:
+        super().begin(name, start, step)
+        self._unit, self._units = start["unit"], start["units_per_step"]
+        self._task = self._bar.add_task(name, total=start["steps"], completed=step, state="")
+        self._state = {"quality": "", "changed": ""}
+        self._started = (time.monotonic(), step)
+        self._bar.start()
+
+    def step(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if now - self._shown < 0.1:
+            return
+        self._shown = now
+        began, first = self._started
+        rate = self._units * (step - first) / max(1e-9, now - began)
+        parts = [
+            f"loss {loss:.3f}",
+            self._state["quality"],
+            f"{_short(rate)} {self._unit}/s",
+            self._state["changed"],
+            f"{peak_memory() / 1e6:,.0f} MB",
+        ]
+        # What fits is shown, in this order.
+        room = self._console.width - 40
+        text = ""
+        for part in parts:
+            if part and len(text) + len(part) + 2 <= room:
+                text += ("  " if text else "") + part
+        self._bar.update(self._task, completed=step, state=text)
+
+    def progress(self, event: dict[str, Any]) -> None:
+        super().progress(event)
+        changed = mean_of(event, "changed")
+        self._state = {
+            "quality": f"{event['quality']:.3f} {self._quality}",
+            "changed": "" if changed is None else f"A {changed:.2%} new",
+        }
+
+    def finish(self) -> None:
+        self._bar.stop()
+        for task in list(self._bar.task_ids):
+            self._bar.remove_task(task)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+def make_display(*, quiet: bool) -> Display:
+    """What suits the place where the output goes."""
+    if quiet:
+        return Quiet()
+    if not sys.stdout.isatty():
+        return Lines()
+    try:
+        return Live()
+    except ImportError:  # the bar is an extra; lines say the same
+        return Lines()
+
+
+def mean_of(event: dict[str, Any], key: str) -> float | None:
+    """Over the layers of a progress event; None for a dense network."""
+    numbers = [layer[key] for layer in event["layers"].values()]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
+
+
+def _short(number: float) -> str:
+    if number < 1000 or not math.isfinite(number):
+        return f"{number:.0f}"
+    for unit in ("k", "M", "G"):
+        number /= 1000
+        if number < 1000:
+            return f"{number:.3g}{unit}"
+    return f"{number:.3g}T"

@@ -1,0 +1,143 @@
+"""The trainer and what it says of itself."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from topkast.planning.named import METHODS
+from topkast.train import events
+from topkast.train.config import Config
+from topkast.train.display import Lines, mean_of
+from topkast.train.resolve import make_method, make_task, resolve
+from topkast.train.trainer import NotFinite, Trainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    return path
+
+
+def make(path: Path, **values: dict[str, object]) -> Trainer:
+    small = {"model": {"width": 32, "depth": 1, "heads": 2, "window": 16}}
+    train = {"steps": 12, "batch": 4, "threads": 1, **values.pop("train", {})}
+    config = Config().with_values({"data": {"data": str(path)}, **small, "train": train, **values})
+    task = make_task(config)
+    config = resolve(config, task)
+    return Trainer(config, task, make_method(config))
+
+
+def _often(method: str) -> dict[str, object]:
+    """A method that refreshes every other step, if it refreshes."""
+    takes = METHODS[method].takes
+    return {"method": method, **({"refresh_every": 2} if "update_every" in takes else {})}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_tells(method: str, text_file: Path) -> None:
+    trainer = make(text_file, method=_often(method))
+    lines = [events.start(trainer, method)]
+    losses = [trainer.take_step() for _ in range(12)]
+    flops = events.count_flops(trainer)
+    lines.append(
+        events.progress(trainer, loss=losses[-1], quality=trainer.quality(), seconds=1.0, flops=flops.total)
+    )
+    lines.append(events.end(trainer, seconds_per_step=0.1, bytes_held=events.held(trainer), stopped=None))
+    again = json.loads(json.dumps(lines, allow_nan=False))
+    assert again[0]["parameters"]["used"] <= again[0]["parameters"]["dense"]
+    assert (method == "dense") == (not again[1]["layers"])
+    assert again[2]["bytes"]["sparse"] > 0
+    if method in ("topkast", "static", "dense"):  # others change too much in so few steps
+        assert losses[-1] < losses[0]
+
+
+def test_the_same_configuration_gives_the_same_run(text_file: Path) -> None:
+    runs = [[make(text_file).take_step() for _ in range(1)] for _ in range(2)]
+    first, second = make(text_file), make(text_file)
+    assert [first.take_step() for _ in range(6)] == [second.take_step() for _ in range(6)]
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("method", ["topkast", "rigl", "dense"])
+def test_counting_bytes_leaves_no_trace(method: str, text_file: Path) -> None:
+    plain, counted = (make(text_file, method=_often(method)) for _ in range(2))
+    for _ in range(6):
+        events.held(counted)
+        assert plain.take_step() == counted.take_step()
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(text_file: Path) -> None:
+    trainer = make(text_file)
+    trainer.take_step()
+    with torch.no_grad():
+        trainer.model.get_parameter("head.bias")[0] = float("nan")
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    with pytest.raises(NotFinite, match="the loss of step 2 is nan"):
+        trainer.take_step()
+    after = trainer.model.state_dict()
+    assert all(torch.equal(after[k].nan_to_num(), v.nan_to_num()) for k, v in before.items())
+
+
+def test_a_gradient_that_is_not_finite_names_where(text_file: Path) -> None:
+    trainer = make(text_file)
+    trainer.model.get_submodule("norm").register_full_backward_hook(
+        lambda *_: (torch.full((4, 16, 32), float("inf")),)
+    )
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    with pytest.raises(NotFinite, match=r"the gradient of step 1 is not finite, first in \w+"):
+        trainer.take_step()
+    after = trainer.model.state_dict()
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": {"hidden": [4]}}, r"model.hidden is no size of the network for text, which takes"),
+        ({"model": {"heads": 3}}, r"--heads must divide --width \(128\), got 3"),
+        ({"method": {"method": "static", "backward_sparsity": 0.5}}, r"static has no `backward_sparsity`"),
+        ({"method": {"method": "rigl", "t_end": 900}, "train": {"steps": 500}}, r"RigL ends at step 900, beyond the run of 500"),
+        ({"method": {"forward_sparsity": 1.5}}, r"`forward_sparsity` must be in \[0, 1\), got 1.5"),
+        ({"model": {"window": 100_000}}, r"fewer than one window of 100000"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(
+    values: dict[str, object], message: str, text_file: Path
+) -> None:
+    config = Config().with_values({"data": {"data": str(text_file)}, **values})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=message):
+        make_method(resolve(config, make_task(config)))
+
+
+def test_bfloat16_and_implicit_reservoirs_train(text_file: Path) -> None:
+    for values in (
+        {"train": {"precision": "bfloat16"}},
+        {"method": {"reservoir": "implicit", "keep_dense": ["embeddings"]}},
+    ):
+        trainer = make(text_file, **values)  # pyright: ignore[reportArgumentType]
+        losses = [trainer.take_step() for _ in range(12)]
+        assert losses[-1] < losses[0]
+
+
+def test_lines_say_what_happened(text_file: Path) -> None:
+    out = io.StringIO()
+    trainer = make(text_file)
+    display = Lines(out)
+    display.begin("Top-KAST", events.start(trainer, "x"), 0)
+    loss = trainer.take_step()
+    event = events.progress(trainer, loss=loss, quality=trainer.quality(), seconds=0.5, flops=1.0)
+    display.progress(event)
+    assert mean_of(event, "changed") is not None
+    text = out.getvalue()
+    assert "Top-KAST: 12 steps" in text
+    assert "bits per byte" in text
+    assert f"{loss:.4f}" in text
+    assert "500.0" in text  # ms for the one step
