@@ -14,7 +14,7 @@ def test_train_images_prints_quality_densities_and_how_the_mask_moved(
 ) -> None:
     assert main(["train", "images", "--steps", "100"]) == 0
     out = capsys.readouterr().out
-    assert "scikit-learn's digits: 1,438 images for training, 359 held out" in out
+    assert "scikit-learn's digits: 1,438 for training, 359 others held out" in out
     assert "10.00 %" in out
     assert re.search(r"of the initial C +\d+\.\d+% has been in B", out)
     rows = dict(
