@@ -1,0 +1,8 @@
+"""What a run folder shows: its record as data, figures, and one page that needs nothing else."""
+
+from topkast.report.comparison import write_comparison
+from topkast.report.page import write_report
+from topkast.report.reading import read_run
+from topkast.report.runs import Run
+
+__all__ = ["Run", "read_run", "write_comparison", "write_report"]

@@ -1,0 +1,153 @@
+"""One page of several runs of the same task: a table, curves in the same axes, the best on top."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from topkast.report.costs import final_figure
+from topkast.report.drawings import Drawing, save
+from topkast.report.page import check_target, notes, render
+from topkast.report.runs import Point, Reference, Run
+from topkast.report.sections import Section, every_drawing, qualities
+from topkast.report.summary import state
+from topkast.report.words import MISSING, count, duration, flops, number, of_whole, percent, size
+
+_AFTER = ("steps", "parameters in use", "FLOPs per step", "bytes", "time per step")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A run, or a reference that one of the runs brought along."""
+
+    quality: float
+    points: Sequence[Point]
+    row: tuple[str, ...]
+
+
+def write_comparison(runs: Sequence[Run], out: Path) -> Path:
+    """Writes one page of several runs; its figures go into a folder beside it, `NAME-figures`.
+
+    A reference such as "dense" appears once, from the first run that has it.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: The runs are fewer than two, or not of the same task.
+        ImportError: matplotlib is missing.
+        OSError: The page or a figure cannot be written.
+    """
+    _check(runs)
+    check_target(out)
+    first, contenders = runs[0], _contenders(runs)
+    curves = {name: c.points for name, c in contenders.items() if c.points}
+    last = {name: c.quality for name, c in contenders.items()}
+    final = Drawing(
+        "final_quality",
+        f"Held-out {first.quality_name} at the end",
+        "Of each run's last record and of each reference, the best on top.",
+        final_figure(last, first.quality_name, first.higher_is_better),
+    )
+    sections = [Section("Held-out quality", [*qualities(curves, first), final])]
+    folder = out.with_name(f"{out.stem}-figures")
+    save(every_drawing(sections), folder)
+    content = {
+        "title": f"{len(runs)} runs of the task “{first.task}”",
+        "sentence": _sentence(first, last),
+        "notes": _notes(runs),
+        "header": ["run", f"held-out {first.quality_name}", *_AFTER],
+        "rows": [(name, *c.row) for name, c in contenders.items()],
+        "sections": sections,
+        "commands": "\n".join(_command(run) for run in runs),
+        "source": ", ".join(str(run.folder) for run in runs),
+        "figures": folder,
+    }
+    return render("comparison.html", content, out)
+
+
+def _check(runs: Sequence[Run]) -> None:
+    if len(runs) < 2:
+        raise ValueError(f"a comparison takes at least two runs, got {len(runs)}")
+    first = runs[0]
+    folders = [run.folder.resolve() for run in runs]
+    for run in runs:
+        if folders.count(run.folder.resolve()) > 1:
+            raise ValueError(f"{run.folder} is given twice: give each run once")
+        if (run.task, run.quality_name) != (first.task, first.quality_name):
+            raise ValueError(
+                f"runs of different tasks cannot be compared: {first.folder} is “{first.task}” in "
+                f"{first.quality_name}, {run.folder} is “{run.task}” in {run.quality_name}; "
+                "make a page of each task"
+            )
+
+
+def _contenders(runs: Sequence[Run]) -> dict[str, Contender]:
+    found: dict[str, Contender] = {}
+    names = [run.name for run in runs]
+    for run in runs:
+        name = run.name if names.count(run.name) == 1 else f"{run.name} ({run.folder.name})"
+        while name in found:  # folders of one name in different places
+            name += " again"
+        found[name] = Contender(run.last.quality, run.points, _row(run))
+    for run in runs:
+        for reference in run.references.values():
+            if reference.name not in found:
+                row = _reference_row(reference)
+                found[reference.name] = Contender(reference.quality, reference.points, row)
+    return found
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    used, spent = run.parameters.get("used", math.nan), run.flops_per_step.get("sparse", math.nan)
+    held = run.bytes
+    return (
+        number(run.last.quality),
+        f"{run.last.step:,}",
+        _with_share(count(used), of_whole(used, run.parameters.get("dense", math.nan))),
+        _with_share(flops(spent), of_whole(spent, run.flops_per_step.get("dense", math.nan))),
+        MISSING if held is None else _with_share(size(held.sparse), of_whole(held.sparse, held.dense)),
+        duration(run.seconds_per_step),
+    )
+
+
+def _with_share(text: str, share: float) -> str:
+    return f"{text} ({percent(share)} of dense)" if math.isfinite(share) and share != 1 else text
+
+
+def _reference_row(reference: Reference) -> tuple[str, ...]:
+    return (
+        number(reference.quality),
+        f"{reference.points[-1].step:,}" if reference.points else MISSING,
+        count(reference.parameters),
+        MISSING,
+        size(reference.bytes),
+        duration(reference.seconds_per_step),
+    )
+
+
+def _sentence(first: Run, last: dict[str, float]) -> str:
+    known = {name: value for name, value in last.items() if math.isfinite(value)}
+    better = "higher" if first.higher_is_better else "lower"
+    if not known:
+        return f"No run has a finite held-out {first.quality_name}."
+    best = (max if first.higher_is_better else min)(known, key=known.__getitem__)
+    return f"Best is {best} with {number(known[best])} held-out {first.quality_name} ({better} is better)."
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    found = []
+    for run in runs:
+        found += [f"{run.name} ({run.folder.name}): {note}" for note in (state(run), *notes(run)) if note]
+    if len({run.steps for run in runs}) > 1:
+        found.append(
+            "The runs were given different numbers of steps: compare by FLOPs or time rather than at the end."
+        )
+    return found
+
+
+def _command(run: Run) -> str:
+    return f"topkast train --config {shlex.quote(str(run.folder / 'config.toml'))}   # {run.name}"

@@ -1,0 +1,211 @@
+"""A run as data: what was trained, how it went, what it was compared with, what it took."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PARTS = ("weight", "gradient", "optimizer", "sets", "plan", "reservoir", "companion")
+"""The parts of a sparse weight's bytes, as `topkast.convert.memory.Memory` counts them."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One sparse weight as it was at the start.
+
+    Attributes:
+        shape: Of the dense weight.
+        numel: Its elements.
+        forward: |A|.
+        backward: |B|.
+        engine: What computes its products.
+        flops: Per step, "sparse" and "dense", where they are known.
+    """
+
+    shape: tuple[int, ...]
+    numel: int
+    forward: int
+    backward: int
+    engine: str
+    flops: dict[str, float]
+
+
+@dataclass(frozen=True)
+class LayerPoint:
+    """One sparse weight at one moment; NaN where something is not known or a set is empty.
+
+    Attributes:
+        changed: Share of all its elements that entered or left A at the last refresh (Figure 3a).
+        used: Share of the initial C that has been in B.
+        activated: Share of the initial C that has been in A (Figure 3b).
+        mean_a: Mean |θ| on A.
+        mean_explored: Mean |θ| on B∖A.
+        forward: |A|, if it was recorded.
+        backward: |B|, if it was recorded.
+    """
+
+    changed: float
+    used: float
+    activated: float
+    mean_a: float
+    mean_explored: float
+    forward: int | None
+    backward: int | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """The run at one moment.
+
+    Attributes:
+        step: Steps taken.
+        seconds: Training time so far, without evaluation.
+        loss: On training data.
+        quality: On held-out data.
+        flops: Spent so far.
+        layers: Sparse weight → how it was.
+    """
+
+    step: int
+    seconds: float
+    loss: float
+    quality: float
+    flops: float
+    layers: dict[str, LayerPoint] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the run was compared with: the same task and seed, trained another way.
+
+    Attributes:
+        name: Such as "dense".
+        quality: At its end.
+        seconds_per_step: Mean.
+        bytes: Of weights, gradients and optimizer; NaN if it was not recorded.
+        parameters: In use; NaN if it was not recorded.
+        points: Its curve.
+    """
+
+    name: str
+    quality: float
+    seconds_per_step: float
+    bytes: float
+    parameters: float
+    points: tuple[Point, ...]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is the dense network, by its name."""
+        return self.name.strip().lower() == "dense"
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What the run held at its end.
+
+    Attributes:
+        layers: Sparse weight → part → bytes; parts are `PARTS`, "total" and "dense".
+        sparse: All of the model.
+        dense: The same model, dense.
+    """
+
+    layers: dict[str, dict[str, int]]
+    sparse: int
+    dense: int
+
+    def part(self, name: str) -> int:
+        """Over all sparse weights."""
+        return sum(parts.get(name, 0) for parts in self.layers.values())
+
+    @property
+    def rest(self) -> int:
+        """Biases, norms and dense layers."""
+        return max(0, self.sparse - self.part("total"))
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended.
+
+    Attributes:
+        step: The last one.
+        seconds_per_step: Mean, without evaluation.
+        bytes: None if they were not counted.
+        peak_rss: Most bytes that the process held; None if it was not measured.
+        stopped: Why it ended before its time; None if it did not.
+    """
+
+    step: int
+    seconds_per_step: float
+    bytes: Bytes | None
+    peak_rss: int | None
+    stopped: str | None
+
+
+@dataclass
+class Run:
+    """All that is known of a run.
+
+    Attributes:
+        folder: Where it is.
+        name: Such as "Top-KAST 90/80".
+        task: Such as "text"; runs of different tasks cannot be compared.
+        quality_name: Such as "bits per byte".
+        higher_is_better: Whether more of it is better.
+        steps: How many were asked for.
+        parameters: "used" and "dense".
+        flops_per_step: "sparse" and "dense".
+        layers: Sparse weights; none if the run is dense.
+        unit: What a step takes in, such as "tokens".
+        units_per_step: How many; NaN if it was not recorded.
+        points: In order of steps, without what a resumed run did again.
+        references: What it was compared with.
+        end: None while it runs, or if it was killed.
+        resumed: Steps from which it was continued.
+        notes: What a reader must know, such as a line that was cut off.
+        config: Text of its configuration.
+        environment: Versions and machine.
+    """
+
+    folder: Path
+    name: str
+    task: str
+    quality_name: str
+    higher_is_better: bool
+    steps: int
+    parameters: dict[str, float] = field(default_factory=dict)
+    flops_per_step: dict[str, float] = field(default_factory=dict)
+    layers: dict[str, Layer] = field(default_factory=dict)
+    unit: str = "units"
+    units_per_step: float = math.nan
+    points: list[Point] = field(default_factory=list)
+    references: dict[str, Reference] = field(default_factory=dict)
+    end: End | None = None
+    resumed: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    config: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Point:
+        """The latest moment that was recorded."""
+        return self.points[-1]
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean; for a run that has not ended, up to its latest record."""
+        if self.end is not None:
+            return self.end.seconds_per_step
+        return self.last.seconds / self.last.step if self.last.step else math.nan
+
+    @property
+    def bytes(self) -> Bytes | None:
+        """None if they were not counted, as in a run that has not ended."""
+        return None if self.end is None else self.end.bytes
+
+    @property
+    def is_sparse(self) -> bool:
+        return bool(self.layers)
