@@ -92,7 +92,7 @@ def final_figure(qualities: Mapping[str, float], quality_name: str, higher_is_be
     better = "higher" if higher_is_better else "lower"
     colors = {name: LINES[order % len(LINES)][0] for order, name in enumerate(qualities)}
     values = {name: qualities[name] for name in best_first}
-    return _bars(values, f"held-out {quality_name} at the end\n({better} is better)", colors)
+    return _bars(values, f"held-out {label(quality_name)} at the end\n({better} is better)", colors)
 
 
 def _bars(values: Mapping[str, float], what: str, colors: Mapping[str, str]) -> Any:

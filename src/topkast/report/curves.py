@@ -9,7 +9,7 @@ from typing import Any
 
 from topkast.bench.plot import load_matplotlib
 from topkast.report.runs import Point, Run
-from topkast.report.style import draw_line, finite, legend, new_figure, say_empty, styled
+from topkast.report.style import draw_line, finite, label, legend, new_figure, say_empty, styled
 
 _WIDE = 20
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -71,7 +71,7 @@ def loss_figure(curves: Curves, axis: Axis) -> Any:
 def quality_figure(curves: Curves, axis: Axis, quality_name: str, higher_is_better: bool) -> Any:
     """Held-out quality."""
     better = "higher" if higher_is_better else "lower"
-    return _figure(curves, axis, "quality", f"held-out {quality_name}\n({better} is better)")
+    return _figure(curves, axis, "quality", f"held-out {label(quality_name)}\n({better} is better)")
 
 
 def _figure(curves: Curves, axis: Axis, field: str, what: str) -> Any:

@@ -14,8 +14,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from topkast.report.files import write_whole
 from topkast.report.style import in_style
+from topkast.train.durable import replace
 
 _DPI = 220
 
@@ -50,8 +50,8 @@ def save(drawings: Iterable[Drawing], folder: Path) -> None:
     """Writes each as SVG and PNG into the folder, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     for drawing in drawings:
-        write_whole(folder / f"{drawing.name}.svg", drawing.svg)
-        write_whole(folder / f"{drawing.name}.png", _render(drawing.figure, "png"))
+        replace(folder / f"{drawing.name}.svg", drawing.svg)
+        replace(folder / f"{drawing.name}.png", _render(drawing.figure, "png"))
 
 
 def _render(figure: Any, kind: str) -> bytes:

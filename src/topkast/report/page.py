@@ -13,10 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from topkast.report.drawings import save
-from topkast.report.files import write_whole
 from topkast.report.runs import Run
 from topkast.report.sections import every_drawing, of_one
 from topkast.report.summary import LAYER_HEADER, is_finished, layer_rows, sentence, state, tiles
+from topkast.train.durable import replace
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -54,6 +54,7 @@ def write_report(run: Run, out: Path | None = None) -> Path:
     content = {
         "title": f"{run.name}: {run.task}",
         "sentence": sentence(run),
+        "data": run.data,
         "state": state(run),
         "notes": notes(run),
         "tiles": tiles(run),
@@ -83,7 +84,7 @@ def render(template: str, content: dict[str, Any], out: Path) -> Path:
     """Fills in a template and writes it."""
     page = _TEMPLATES.get_template(template).render(content, version=metadata.version("topkast"))
     # A lone surrogate, which JSON can hold, is no UTF-8: better a question mark than no page.
-    write_whole(out, page.encode("utf-8", errors="replace"))
+    replace(out, page.encode("utf-8", errors="replace"))
     return out
 
 

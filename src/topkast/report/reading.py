@@ -9,8 +9,7 @@ from typing import Any
 
 from topkast.report.fields import Fields
 from topkast.report.runs import Bytes, End, Layer, LayerPoint, Point, Reference, Run
-
-METRICS = "metrics.jsonl"
+from topkast.train.metrics import NAME as METRICS
 
 
 def read_run(folder: Path | str) -> Run:
@@ -109,6 +108,7 @@ def _start(folder: Path, fields: Fields, before: Run | None) -> Run:
         parameters=fields.numbers("parameters"),
         flops_per_step=fields.numbers("flops_per_step"),
         layers={name: _layer(inner) for name, inner in fields.items("layers").items()},
+        data=fields.text("title", ""),
         unit=fields.text("unit", "units"),
         units_per_step=fields.number_or_nan("units_per_step"),
     )

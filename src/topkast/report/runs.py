@@ -159,6 +159,7 @@ class Run:
         parameters: "used" and "dense".
         flops_per_step: "sparse" and "dense".
         layers: Sparse weights; none if the run is dense.
+        data: What it was trained on, in a line.
         unit: What a step takes in, such as "tokens".
         units_per_step: How many; NaN if it was not recorded.
         points: In order of steps, without what a resumed run did again.
@@ -179,6 +180,7 @@ class Run:
     parameters: dict[str, float] = field(default_factory=dict)
     flops_per_step: dict[str, float] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)
+    data: str = ""
     unit: str = "units"
     units_per_step: float = math.nan
     points: list[Point] = field(default_factory=list)
