@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from topkast.train import metrics
+from topkast.train import lock, metrics
 from topkast.train.durable import Patience
 from topkast.train.environment import differences, environment
 from topkast.train.folder import RunFolder, check_marker
@@ -179,18 +179,21 @@ def test_the_same_process_cannot_have_it_twice(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:This process")
 def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
     held = Lock(tmp_path)
-    read_end, write_end = os.pipe()
+    ready, done = os.pipe(), os.pipe()
     worker = os.fork()
     if worker == 0:
-        os.close(write_end)
-        os.read(read_end, 1)  # until the parent is done
+        os.close(done[1])
+        os.write(ready[1], b"x")
+        os.read(done[0], 1)  # until the parent is done
         os._exit(0)
     try:
-        held.release()  # as the end of the parent would
+        os.read(ready[0], 1)
+        os.close(held._descriptor)  # as the end of the parent would
+        lock._held.discard(held._descriptor)
         Lock(tmp_path).release()
     finally:
-        os.close(write_end)
-        os.close(read_end)
+        for descriptor in (*ready, *done):
+            os.close(descriptor)
         os.waitpid(worker, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ def test_other_parts_are_refused_by_name() -> None:
     [
         ({"method": "Static"}, "the state of 'model' does not fit: .*layer 'embedding'.*; build the run with the"),
         ({"method": "dense"}, "the state of 'model' does not fit"),
+        ({"optimizer": "SGD"}, "the state of 'optimizer' does not fit: it is that of a AdamW, got a SGD; build the run"),
     ],
 )  # fmt: skip
 def test_a_state_that_does_not_fit_is_refused(other: dict[str, str], message: str) -> None:
@@ -118,3 +120,19 @@ def test_something_unknown_is_refused_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"snapshot/kept/where is a pathlib.*Path"):
         checkpoint.write(tmp_path, snapshot.take(1, {}, kept={"where": tmp_path}))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parts": {"model": 1, "optimizer": {}, "schedule": []}}, "the state of 'model' does not fit"),
+        ({"generators": {"batches": 3}}, "the random number generators of step 3 do not fit"),
+        ({"rng": {}}, "the random number generators of step 3 do not fit"),
+        ({"rng": {"python": (3, 4, 5)}}, "the random number generators of step 3 do not fit"),
+    ],
+)
+def test_a_made_up_snapshot_is_refused(change: dict[str, Any], message: str) -> None:
+    run = Run.build(0)
+    run.train(0, 3)
+    with pytest.raises(ValueError, match=message):
+        run.restore(replace(run.take(3), **change))

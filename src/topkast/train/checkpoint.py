@@ -18,6 +18,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from topkast.train import manifest, tensor_file
 from topkast.train.durable import (
     TEMPORARY,
@@ -83,31 +85,17 @@ def write(
         CheckpointWriteError: The disk is full or failing. Says which checkpoint is still good.
         TypeError: The snapshot has something that a checkpoint cannot hold.
     """
-    if score is not None and not math.isfinite(score):
-        score = None  # never the best
     if snapshot.step < 0:
         raise ValueError(f"the step of a checkpoint must not be negative, got {snapshot.step}")
+    if score is not None:
+        score = float(score) if math.isfinite(score) else None  # what is no number is never the best
     skeleton, tensors = flatten(dict(vars(snapshot)), "snapshot")
     state = json.dumps(skeleton, allow_nan=False).encode()
     folder = run / FOLDER
-
-    def attempt() -> Path:
-        _make(folder)
-        temporary = folder / f"{TEMPORARY}{_name(snapshot.step)}-{os.getpid()}"
-        try:
-            temporary.mkdir()
-            files = {
-                TENSORS: write_new(temporary / TENSORS, tensor_file.chunks(tensors)),
-                STATE: write_new(temporary / STATE, [state]),
-            }
-            write_new(temporary / manifest.NAME, [Manifest(snapshot.step, score, files).dump()])
-            sync_folder(temporary)
-            return _put(temporary, folder / _name(snapshot.step))
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
     try:
-        path = retried(attempt, patience or Patience())
+        path = retried(
+            lambda: _write_once(folder, snapshot.step, score, tensors, state), patience or Patience()
+        )
     except OSError as error:
         raise CheckpointWriteError(
             f"the checkpoint of step {snapshot.step} could not be written to {folder} ({error}); "
@@ -115,6 +103,24 @@ def write(
         ) from error
     _prune(run, snapshot.step, retention or Retention())
     return path
+
+
+def _write_once(
+    folder: Path, step: int, score: float | None, tensors: dict[str, Tensor], state: bytes
+) -> Path:
+    _make(folder)
+    temporary = folder / f"{TEMPORARY}{_name(step)}-{os.getpid()}"
+    try:
+        temporary.mkdir()
+        files = {
+            TENSORS: write_new(temporary / TENSORS, tensor_file.chunks(tensors)),
+            STATE: write_new(temporary / STATE, [state]),
+        }
+        write_new(temporary / manifest.NAME, [Manifest(step, score, files).dump()])
+        sync_folder(temporary)
+        return _put(temporary, folder / _name(step))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def found(run: Path) -> list[Path]:

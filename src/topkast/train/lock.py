@@ -43,6 +43,7 @@ class Lock:
         """Lets others have it; may be called again."""
         if self._descriptor in _held:
             _held.remove(self._descriptor)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
         self._descriptor = -1
 

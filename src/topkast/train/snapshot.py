@@ -13,6 +13,8 @@ from torch import Tensor
 from topkast.train.rng import rng_state, set_rng_state
 
 _ADVICE = "build the run with the configuration it was saved with"
+# What loading a state that does not fit, or was made up, may raise.
+_MISFITS = (RuntimeError, KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError)
 
 
 class Stateful(Protocol):
@@ -29,7 +31,7 @@ class Snapshot:
 
     Attributes:
         step: Steps taken.
-        parts: Name → state_dict.
+        parts: Name → {"type": class, "state": state_dict, "metadata": versions of the modules}.
         generators: Name → where a generator of the run's own is.
         rng: Where the global generators are.
         kept: Whatever else the run wants kept: data position, best quality, length of the metrics.
@@ -61,7 +63,7 @@ def take(
     """
     return Snapshot(
         step,
-        {name: _with_metadata(part.state_dict()) for name, part in parts.items()},
+        {name: _state_of(part) for name, part in parts.items()},
         {name: generator.get_state() for name, generator in (generators or {}).items()},
         rng_state(),
         dict(kept or {}),
@@ -85,7 +87,8 @@ def restore(
         What was kept.
 
     Raises:
-        ValueError: A part is missing or left over, or its state does not fit.
+        ValueError: A part is missing or left over, or its state does not fit. Objects that were loaded before
+            that stay so: do not train with them.
     """
     generators = generators or {}
     _check_names("parts", snapshot.parts, parts)
@@ -96,28 +99,35 @@ def restore(
         for name, generator in generators.items():
             generator.set_state(snapshot.generators[name].clone())
         set_rng_state(snapshot.rng)
-    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+    except _MISFITS as error:
         raise ValueError(
             f"the random number generators of step {snapshot.step} do not fit: {error}"
         ) from error
     return snapshot.kept
 
 
-def _with_metadata(state: Any) -> dict[str, Any]:
-    """A module's state_dict carries the versions of its modules as an attribute."""
-    return {"state": state, "metadata": getattr(state, "_metadata", None)}
+def _state_of(part: Stateful) -> dict[str, Any]:
+    state = part.state_dict()
+    # A module's state carries the versions of its modules as an attribute.
+    return {"type": type(part).__qualname__, "state": state, "metadata": getattr(state, "_metadata", None)}
 
 
 def _load(name: str, part: Stateful, saved: dict[str, Any]) -> None:
-    if isinstance(part, torch.nn.Module):
-        state = OrderedDict(saved["state"])
-        state._metadata = saved["metadata"]  # pyright: ignore[reportAttributeAccessIssue]
-    else:
-        state = _copy(saved["state"])  # optimizers keep the very tensors they are given
     try:
-        part.load_state_dict(state)
-    except (RuntimeError, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        # An optimizer takes the state of another kind without a word, and fails at its next step.
+        if saved["type"] != type(part).__qualname__:
+            raise ValueError(f"it is that of a {saved['type']}, got a {type(part).__qualname__}")
+        part.load_state_dict(_loadable(part, saved))
+    except _MISFITS as error:
         raise ValueError(f"the state of {name!r} does not fit: {error}; {_ADVICE}") from error
+
+
+def _loadable(part: Stateful, saved: dict[str, Any]) -> Any:
+    if not isinstance(part, torch.nn.Module):
+        return _copy(saved["state"])  # optimizers keep the very tensors they are given
+    state = OrderedDict(saved["state"])
+    state._metadata = saved["metadata"]  # pyright: ignore[reportAttributeAccessIssue]
+    return state
 
 
 def _copy(state: Any) -> Any:
