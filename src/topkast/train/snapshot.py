@@ -103,7 +103,7 @@ def restore(
         raise ValueError(
             f"the random number generators of step {snapshot.step} do not fit: {error}"
         ) from error
-    return snapshot.kept
+    return dict(snapshot.kept)
 
 
 def _state_of(part: Stateful) -> dict[str, Any]:
