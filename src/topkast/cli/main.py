@@ -8,22 +8,29 @@ from collections.abc import Sequence
 
 from topkast.cli import bench, plan, report, train
 from topkast.kernels.memory import keep_freed_memory
+from topkast.train.session import Stopped
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Errors of the caller are one line on standard error and exit code 2."""
+    """Runs one command.
+
+    Errors of the caller are one line on standard error and exit code 2; a run that cannot go on is one
+    line and exit code 1. With --debug both come with their traceback.
+    """
     parser = argparse.ArgumentParser(prog="topkast", description="Always-sparse training (Top-KAST).")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (train, report, bench, plan):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     keep_freed_memory()
     try:
-        options.run(options)
-    except (ValueError, TypeError, OSError, ImportError) as error:
+        return options.run(options) or 0
+    except (ValueError, TypeError, OSError, ImportError, Stopped) as error:
+        if options.debug:
+            raise
         print(f"topkast {options.command}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 1 if isinstance(error, Stopped) else 2
 
 
 if __name__ == "__main__":

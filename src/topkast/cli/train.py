@@ -1,102 +1,149 @@
-"""`topkast train`: a short, real run, always sparse, beside a fixed random mask and the dense network."""
+"""`topkast train`: one command from data to a sparse network and a report, through interruptions."""
 
 from __future__ import annotations
 
 import argparse
+import time
+from pathlib import Path
 from typing import Any
 
-import torch
+from topkast.train import events, job
+from topkast.train.config import SECTIONS, TASKS, Config, read_config
+from topkast.train.display import make_display
+from topkast.train.options import Rule, rules
+from topkast.train.resolve import make_method, make_task, resolve
+from topkast.train.trainer import Trainer
 
-from topkast.methods import Method, Static, TopKAST
-from topkast.train.loop import Progress, Run, Settings, train
-from topkast.train.task import TASKS, Task
+_TITLES = {"data": "data", "model": "network", "method": "sparsity", "train": "training", "run": "the run"}
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("train", help="train a small network, always sparse")
-    parser.add_argument("task", nargs="?", choices=sorted(TASKS), default="text")
-    parser.add_argument("--forward-sparsity", type=float, default=0.9, metavar="S")
-    parser.add_argument("--backward-sparsity", type=float, default=0.8, metavar="S")
-    parser.add_argument("--refresh-every", type=int, default=1, metavar="N")
-    parser.add_argument("--steps", type=int, metavar="N", help="default: a minute's worth")
-    parser.add_argument("--penalty", type=float, default=1e-4, metavar="λ")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engine", default="auto", help="auto, native, csr or masked")
-    parser.add_argument(
-        "--reference",
-        default="static,dense",
-        help="what to train beside it: static, dense, both with a comma, or none",
-    )
+    parser = commands.add_parser("train", help="train a network, always sparse")
+    parser.add_argument("task", nargs="?", choices=TASKS, help="text (default) or images")
+    for name, section in SECTIONS.items():
+        group = parser.add_argument_group(_TITLES[name])
+        for option, rule in rules(section).items():
+            if option != "task":
+                group.add_argument(_flag(option), metavar=_metavar(rule), help=_help(section, option, rule))
+        if name == "run":
+            group.add_argument("--out", type=Path, metavar="RUN", help="folder of the run (runs/…)")
+            group.add_argument(
+                "--config", type=Path, metavar="FILE", help="options from a TOML file; flags win"
+            )
+            group.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run")
+            group.add_argument("--dry-run", action="store_true", help="what it would take, without training")
+            group.add_argument("--quiet", action="store_true", help="show nothing but the end")
     parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> None:
-    method = TopKAST(options.forward_sparsity, options.backward_sparsity, refresh_every=options.refresh_every)
-    references = _references(options.reference, method)
-    if options.steps is not None and options.steps < 1:
-        raise ValueError(f"--steps must be at least 1, got {options.steps}")
-    task = TASKS[options.task]()
-    settings = Settings(
-        steps=options.steps or task.steps,
-        lr=task.lr,
-        penalty=options.penalty,
-        seed=options.seed,
-        engine=options.engine,
+def run(options: argparse.Namespace) -> int:
+    display = make_display(quiet=options.quiet)
+    given = _given(options)
+    if options.resume is not None:
+        if given or options.config is not None or options.out is not None:
+            raise ValueError("--resume takes everything from the run: give no other option with it")
+        display.note(f"going on with {options.resume}")
+        outcome = job.resume(options.resume, display)
+    else:
+        config = (Config() if options.config is None else read_config(options.config)).with_values(given)
+        if options.dry_run:
+            print(_forecast(config))
+            return 0
+        out = options.out or _free_folder(config)
+        display.note(f"run folder: {out}")
+        outcome = job.start(config, out, display)
+    if not outcome.is_finished:
+        print(f"stopped, with a checkpoint; go on with: topkast train --resume {outcome.folder}")
+        return outcome.exit_code
+    print(_summary(outcome.folder))
+    return 0
+
+
+def _given(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What the flags say, by section."""
+    values: dict[str, dict[str, Any]] = {}
+    if options.task is not None:
+        values["data"] = {"task": options.task}
+    for name, section in SECTIONS.items():
+        for option, rule in rules(section).items():
+            text = None if option == "task" else getattr(options, option)
+            if text is None:
+                continue
+            try:
+                values.setdefault(name, {})[option] = rule.parse(text)
+            except ValueError as error:
+                raise ValueError(f"{_flag(option)} {error}") from None
+    return values
+
+
+def _free_folder(config: Config) -> Path:
+    """The next number in ``runs/``."""
+    stem = f"{config.data.task}-{config.method.method}"
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path
+
+
+def _forecast(config: Config) -> str:
+    """Parameters, FLOPs, bytes and time per step, by a network that takes a few steps and is thrown away."""
+    task = make_task(config)
+    config = resolve(config, task)
+    trainer = Trainer(config, task, make_method(config))
+    trainer.take_step()  # the first one chooses engines
+    started = time.perf_counter()
+    for _ in range(3):
+        trainer.take_step()
+    seconds = (time.perf_counter() - started) / 3
+    parameters, flops, held = (
+        events.num_parameters(trainer),
+        events.count_flops(trainer),
+        events.held(trainer),
     )
-    print(f"data: {task.title}")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {settings.steps} steps")
-    runs = {"Top-KAST": _run("Top-KAST", task, method, settings)}
-    for name, reference in references.items():
-        runs[name] = _run(name, task, reference, settings)
-    _summary(task, runs)
+    steps = config.train.steps
+    assert steps is not None
+    lines = [
+        f"data: {task.title}",
+        f"parameters in use: {parameters['used']:,} of {parameters['dense']:,}",
+        f"FLOPs of a step: {flops.total / 1e9:.3f} G, {flops.training_fraction:.1%} of dense",
+        f"bytes of weights, gradients, optimizer and sets: {held['sparse'] / 1e6:.1f} MB "
+        f"({held['dense'] / 1e6:.1f} MB dense)",
+        f"a step takes {1000 * seconds:.1f} ms here; {steps:,} steps {seconds * steps / 60:.1f} minutes, "
+        "without evaluations and references",
+    ]
+    return "\n".join(lines)
 
 
-def _references(wanted: str, method: TopKAST) -> dict[str, Method | None]:
-    known: dict[str, tuple[str, Method | None]] = {
-        "static": ("fixed random mask", Static(method.forward_sparsity)),
-        "dense": ("dense", None),
-    }
-    names = [] if wanted == "none" else wanted.split(",")
-    for name in names:
-        if name not in known:
-            raise ValueError(f"--reference takes {', '.join(known)} or none, got {name!r}")
-    return dict(known[name] for name in names)
-
-
-def _run(name: str, task: Task, method: Method | None, settings: Settings) -> Run:
-    print(f"\n{name}")
-    print(f"{'step':>6}  {'loss':>7}  {'held-out ' + task.quality_name:>22}  {'A changed':>9}  {'C used':>7}")
-
-    def report(progress: Progress) -> None:
-        sets = f"{progress.changed:9.3%}  {progress.reservoir_used:7.2%}" if method is not None else ""
-        print(f"{progress.step:6d}  {progress.loss:7.4f}  {progress.quality:22.3f}  {sets}", flush=True)
-
-    result = train(task, method, settings, report)
-    if result.sparse is not None and isinstance(method, TopKAST):
-        print()
-        print(result.sparse)
-        print("\nhow the sets moved, by layer")
-        for layer, stats in result.sparse.stats().items():
-            print(
-                f"  {layer:24} A changed {stats.changed:7.3%} at the last refresh; of the initial C "
-                f"{stats.reservoir_used:6.2%} has been in B, {stats.reservoir_activated:6.2%} in A"
-            )
-    return result
-
-
-def _summary(task: Task, runs: dict[str, Run]) -> None:
-    arrow = "higher" if task.higher_is_better else "lower"
-    print(f"\n{'':20}  {'held-out ' + task.quality_name:>22}  {'parameters in use':>18}  {'ms per step':>11}")
-    for name, result in runs.items():
-        print(
-            f"{name:20}  {result.quality:22.3f}  {_parameters_in_use(result):18,}  "
-            f"{1000 * result.seconds_per_step:11.1f}"
+def _summary(folder: Path) -> str:
+    rows = job.summary(folder)
+    first = next(line for line in job.read_metrics(folder / job.METRICS) if line["event"] == "start")
+    quality = f"held-out {first['quality_name']}"
+    lines = ["", f"{'':22}  {quality:>22}  {'parameters':>12}  {'ms per step':>11}  {'MB':>7}"]
+    for row in rows:
+        size = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.2f}"
+        lines.append(
+            f"{row['name']:22}  {row['quality']:22.3f}  {row['parameters']:12,}  "
+            f"{1000 * row['seconds_per_step']:11.1f}  {size:>7}"
         )
-    print(f"({task.quality_name}: {arrow} is better; same seed, data, steps and optimizer for all)")
+    better = "higher" if first["higher_is_better"] else "lower"
+    lines.append(
+        f"({first['quality_name']}: {better} is better; parameters in use; MB of all that is trained)"
+    )
+    return "\n".join(lines)
 
 
-def _parameters_in_use(result: Run) -> int:
-    total = sum(p.numel() for p in result.model.parameters())
-    if result.sparse is None:
-        return total
-    return total - sum(w.counts.backward - w.counts.forward for w in result.sparse.weights.values())
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+def _metavar(rule: Rule) -> str:
+    if rule.metavar is not None:
+        return rule.metavar
+    return {int: "N", float: "X", str: "NAME", bool: "BOOL"}[rule.kind]
+
+
+def _help(section: type, option: str, rule: Rule) -> str:
+    default = getattr(section(), option)
+    shown = ",".join(default) if isinstance(default, tuple) else default
+    text = rule.help if default in (None, ()) else f"{rule.help} ({shown})"
+    return text.replace("%", "%%")

@@ -1,0 +1,195 @@
+"""A session: a trainer's steps and everything around them: record, evaluations, checkpoints, signals."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from topkast.train import checkpoint, events, restart, snapshot
+from topkast.train.checkpoint import Retention
+from topkast.train.display import Display
+from topkast.train.folder import RunFolder
+from topkast.train.interrupt import Interrupt
+from topkast.train.trainer import NotFinite, Trainer
+
+
+class Stopped(RuntimeError):
+    """The run cannot go on by itself; the message says why, and from where it can."""
+
+
+@dataclass
+class Tally:
+    """What a run has used and seen so far; part of its checkpoints.
+
+    Attributes:
+        seconds: Of training, evaluations apart.
+        flops: Spent.
+        flops_per_step: At the sets of the last evaluation.
+        losses: Since the last evaluation.
+        quality: At the last evaluation.
+        has_ended: Whether the last line of the network itself is written.
+        references: Names of those that are done.
+    """
+
+    seconds: float = 0.0
+    flops: float = 0.0
+    flops_per_step: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    quality: float | None = None
+    has_ended: bool = False
+    references: list[str] = field(default_factory=list)
+
+
+class Session:
+    """One network from its first step, or from a checkpoint, to its last.
+
+    Args:
+        trainer: The network, freshly built.
+        name: For tables and figures.
+        display: Told of everything.
+        folder: Where it is kept; None for a network that is trained beside another and keeps nothing.
+    """
+
+    def __init__(
+        self, trainer: Trainer, name: str, display: Display, folder: RunFolder | None = None
+    ) -> None:
+        self.trainer, self.name, self.display, self.folder = trainer, name, display, folder
+        self.tally = Tally(flops_per_step=float(events.count_flops(trainer).total))
+        self.curve: list[list[float]] = []
+        self._start = events.start(trainer, name)
+
+    # ---- checkpoints ----------------------------------------------------------------------------------
+
+    def save(self) -> Path | None:
+        """Writes a checkpoint of now."""
+        if self.folder is None:
+            return None
+        kept = {**asdict(self.tally), "metrics": self.folder.metrics.sync()}
+        state = snapshot.take(
+            self.trainer.step, self.trainer.parts(), generators={"batches": self.trainer.batches}, kept=kept
+        )
+        quality = self.tally.quality
+        score = quality if quality is None or self.trainer.task.higher_is_better else -quality
+        keep = Retention(last=self.trainer.config.run.keep)
+        return checkpoint.write(self.folder.path, state, score=score, retention=keep)
+
+    def restore(self) -> bool:
+        """Goes back to the newest good checkpoint, if there is one; damaged ones are reported."""
+        assert self.folder is not None
+        found = restart.latest(self.folder.path)
+        for path, problem in found.damaged.items():
+            self.display.note(f"checkpoint {path.name} is damaged and passed over: {problem}")
+        if found.snapshot is None:
+            self.folder.metrics.cut(0)
+            return False
+        kept = snapshot.restore(
+            found.snapshot, self.trainer.parts(), generators={"batches": self.trainer.batches}
+        )
+        self.trainer.step = found.snapshot.step
+        self.folder.metrics.cut(kept.pop("metrics"))
+        self.tally = Tally(**kept)
+        return True
+
+    # ---- training -------------------------------------------------------------------------------------
+
+    def run(self, interrupt: Interrupt, deadline: float | None = None) -> bool:
+        """Trains to the last step, or until it is interrupted or out of time.
+
+        Returns:
+            Whether the last step was reached.
+
+        Raises:
+            Stopped: The loss or a gradient is not finite.
+        """
+        steps = self.trainer.config.train.steps
+        assert steps is not None
+        if self.trainer.step == 0:
+            self._record(self._start)
+        self.display.begin(self.name, self._start, self.trainer.step)
+        try:
+            while self.trainer.step < steps:
+                self._step()
+                is_out_of_time = deadline is not None and time.monotonic() > deadline
+                if interrupt.signal is not None or is_out_of_time:
+                    self.save()
+                    return False
+                if self.trainer.step % (self.trainer.config.run.checkpoint_every or steps) == 0:
+                    self.save()
+        finally:
+            self.display.finish()
+        return True
+
+    def _step(self) -> None:
+        config = self.trainer.config
+        started = time.perf_counter()
+        try:
+            loss = self.trainer.take_step()
+        except NotFinite as error:
+            raise Stopped(f"{error}; the step was not taken. {self._way_out()}") from error
+        self.tally.seconds += time.perf_counter() - started
+        self.tally.flops += self.tally.flops_per_step
+        self.tally.losses.append(loss)
+        step = self.trainer.step
+        self.display.step(step, loss)
+        if step % (config.run.evaluate_every or 1) == 0 or step == config.train.steps:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        tally = self.tally
+        tally.quality = self.trainer.quality()
+        loss = sum(tally.losses) / len(tally.losses)
+        tally.losses = []
+        event = events.progress(
+            self.trainer, loss=loss, quality=tally.quality, seconds=tally.seconds, flops=tally.flops
+        )
+        self.curve.append([self.trainer.step, tally.seconds, loss, tally.quality, tally.flops])
+        self._record(event)
+        self.display.progress(event)
+        if self.trainer.method is not None and self.trainer.method.resizes:
+            tally.flops_per_step = float(events.count_flops(self.trainer).total)
+
+    def end(self) -> dict[str, Any]:
+        """The last line of the record."""
+        steps = max(1, self.trainer.step)
+        event = events.end(
+            self.trainer,
+            seconds_per_step=self.tally.seconds / steps,
+            bytes_held=events.held(self.trainer),
+            stopped=None,
+        )
+        if not self.tally.has_ended:
+            self._record(event)
+            self.tally.has_ended = True
+            self.save()
+        return event
+
+    def as_reference(self) -> dict[str, Any]:
+        """What another run says of this one."""
+        return {
+            "event": "reference",
+            "run": self.name,
+            "quality": self.tally.quality,
+            "loss": self.curve[-1][2] if self.curve else None,
+            "steps": self.trainer.step,
+            "seconds_per_step": self.tally.seconds / max(1, self.trainer.step),
+            "bytes": events.held(self.trainer)["sparse"],
+            "parameters": events.num_parameters(self.trainer)["used"],
+            "curve": self.curve,
+        }
+
+    def _record(self, event: dict[str, Any]) -> None:
+        if self.folder is not None:
+            self.folder.metrics.append(event)
+
+    def _way_out(self) -> str:
+        if self.folder is None:
+            return "Try a smaller learning rate."
+        found = restart.latest(self.folder.path)
+        if found.path is None:
+            return "There is no checkpoint yet: start again with a smaller learning rate."
+        return (
+            f"The last good checkpoint is {found.path}. Training from it would end in the same way: "
+            "start anew with a smaller learning rate"
+        )

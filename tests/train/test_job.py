@@ -1,0 +1,250 @@
+"""Whole jobs: folders, references, interruptions, and going on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topkast.train import job, session
+from topkast.train.config import Config
+from topkast.train.display import Quiet
+from topkast.train.metrics import read_metrics
+from topkast.train.session import Stopped
+from topkast.train.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    return path
+
+
+def small(path: Path, **values: dict[str, Any]) -> Config:
+    settings = {
+        "data": {"data": str(path)},
+        "model": {"width": 16, "depth": 1, "heads": 2, "window": 8},
+        "method": {"engine": "masked", "refresh_every": 2, **values.pop("method", {})},
+        "train": {"steps": 20, "batch": 2, "threads": 1, **values.pop("train", {})},
+        "run": {"reference": ["none"], "evaluate_every": 4, "checkpoint_every": 3, **values.pop("run", {})},
+    }
+    return Config().with_values(settings)
+
+
+def record(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run without what two runs never share: times and memory."""
+    lines = read_metrics(folder / "metrics.jsonl")
+
+    def timeless(value: Any) -> Any:
+        if isinstance(value, dict):
+            hidden = ("seconds", "seconds_per_step", "peak_rss")
+            return {k: timeless(v) for k, v in value.items() if k not in hidden}
+        return [timeless(v) for v in value] if isinstance(value, list) else value
+
+    for line in lines:
+        if line["event"] == "reference":
+            line["curve"] = [[row[0], *row[2:]] for row in line["curve"]]
+    return [timeless(line) for line in lines]
+
+
+def test_a_job_leaves_its_record_configuration_and_checkpoints(text_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = small(text_file, run={"reference": ["static", "dense"]})
+    outcome = job.start(config, out, Quiet())
+    assert outcome.is_finished
+    lines = record(out)
+    assert [line["event"] for line in lines] == ["start", *["progress"] * 5, "end", "reference", "reference"]
+    assert lines[0]["run"] == "Top-KAST 90/80 %"
+    assert [row["name"] for row in job.summary(out)] == [
+        "Top-KAST 90/80 %",
+        "fixed random mask 90 %",
+        "dense",
+    ]
+    assert lines[-1]["parameters"] > 5 * lines[0]["parameters"]["used"] / 2
+    again = tmp_path / "again"
+    job.start(job.read_config(out / "config.toml"), again, Quiet())
+    assert record(again) == lines
+
+
+class Crash(BaseException):
+    """Ends a run without a word, like a kill that Python survives."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{}, {"method": "rigl", "t_end": 15}, {"method": "dsr"}, {"method": "dense", "refresh_every": None}],
+)
+@pytest.mark.parametrize("step", [1, 4, 10, 19])
+def test_a_run_that_crashed_goes_on_bit_for_bit(
+    method: dict[str, Any], step: int, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(text_file)
+    kept = {k: v for k, v in method.items() if v is not None}
+    values = {"engine": "masked", **({} if "refresh_every" in method else {"refresh_every": 2}), **kept}
+    config = Config(
+        config.data, config.model, Config().with_values({"method": values}).method, config.train, config.run
+    )
+    job.start(config, tmp_path / "whole", Quiet())
+    take_step = Trainer.take_step
+
+    def crash_at(trainer: Trainer) -> float:
+        if trainer.step == step:
+            raise Crash
+        return take_step(trainer)
+
+    monkeypatch.setattr(Trainer, "take_step", crash_at)
+    with pytest.raises(Crash):
+        job.start(config, tmp_path / "cut", Quiet())
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    assert job.resume(tmp_path / "cut", Quiet()).is_finished
+    assert record(tmp_path / "cut") == record(tmp_path / "whole")
+
+
+def test_a_run_that_crashed_while_a_reference_was_trained_goes_on(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(text_file, run={"reference": ["static", "dense"]})
+    job.start(config, tmp_path / "whole", Quiet())
+    run = session.Session.run
+
+    def crash(self: session.Session, *arguments: Any) -> bool:
+        if self.name == "dense":
+            raise Crash
+        return run(self, *arguments)
+
+    monkeypatch.setattr(session.Session, "run", crash)
+    with pytest.raises(Crash):
+        job.start(config, tmp_path / "cut", Quiet())
+    monkeypatch.setattr(session.Session, "run", run)
+    assert job.resume(tmp_path / "cut", Quiet()).is_finished
+    assert record(tmp_path / "cut") == record(tmp_path / "whole")
+
+
+def test_a_finished_run_resumed_changes_nothing(text_file: Path, tmp_path: Path) -> None:
+    job.start(small(text_file), tmp_path / "run", Quiet())
+    before = record(tmp_path / "run")
+    assert job.resume(tmp_path / "run", Quiet()).is_finished
+    assert record(tmp_path / "run") == before
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.start(small(text_file), tmp_path / "run", Quiet())
+    before = record(tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    tensors = newest / "tensors.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[len(content) // 2] ^= 1
+    tensors.write_bytes(content)
+    assert job.resume(tmp_path / "run", Quiet()).is_finished
+    assert f"checkpoint {newest.name} is damaged and passed over" in capsys.readouterr().err
+    assert record(tmp_path / "run") == before
+
+
+def test_what_is_not_finite_stops_with_a_way_out(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from topkast.train.task import TextTask
+
+    loss = TextTask.loss
+    monkeypatch.setattr(
+        TextTask,
+        "loss",
+        lambda self, model, batches: (
+            loss(self, model, batches)
+            * (float("nan") if batches.get_state()[-1] >= 0 and counter() > 7 else 1.0)
+        ),
+    )
+    calls = [0]
+
+    def counter() -> int:
+        calls[0] += 1
+        return calls[0]
+
+    with pytest.raises(
+        Stopped,
+        match=r"the loss of step 8 is nan; the step was not taken. The last good checkpoint is .*step-00000006",
+    ):
+        job.start(small(text_file), tmp_path / "run", Quiet())
+
+
+def test_a_minute_is_enough(text_file: Path, tmp_path: Path) -> None:
+    outcome = job.start(small(text_file, train={"minutes": 0.0}), tmp_path / "run", Quiet())
+    assert not outcome.is_finished
+    assert job.resume(tmp_path / "run", Quiet()).exit_code == 0
+
+
+def command(text_file: Path, out: Path, steps: int) -> list[str]:
+    options = {
+        "data": text_file,
+        "out": out,
+        "steps": steps,
+        "width": 16,
+        "depth": 1,
+        "heads": 2,
+        "window": 8,
+    }
+    options |= {
+        "batch": 2,
+        "threads": 1,
+        "reference": "none",
+        "checkpoint-every": 5,
+        "evaluate-every": 5,
+        "engine": "masked",
+    }
+    return [sys.executable, "-m", "topkast", "train", "--quiet", *(f"--{k}={v}" for k, v in options.items())]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_with_a_checkpoint_and_says_how_to_go_on(
+    number: int, code: int, text_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(command(text_file, out, 100_000), stdout=subprocess.PIPE, text=True)
+    while not list(out.glob("checkpoints/step-*/manifest.json")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert f"topkast train --resume {out}" in printed
+    steps = [json.loads(p.read_text())["step"] for p in out.glob("checkpoints/step-*/manifest.json")]
+    assert max(steps) > 0
+
+
+@pytest.mark.slow
+def test_fifty_kills_lose_nothing(text_file: Path, tmp_path: Path) -> None:
+    """SIGKILL at random moments, checkpoints being written among them: the record equals the uninterrupted one."""
+    steps = 1500
+    subprocess.run(command(text_file, tmp_path / "whole", steps), check=True, capture_output=True)
+    out = tmp_path / "cut"
+    chance, kills = random.Random(0), 0
+    arguments = command(text_file, out, steps)
+    while True:
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        try:
+            process.wait(timeout=2.5 + 2.5 * chance.random() if kills < 50 else None)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+        else:
+            assert process.returncode == 0, process.communicate()[1]
+            break
+        if (out / "topkast-run.json").exists():
+            arguments = [sys.executable, "-m", "topkast", "train", "--quiet", "--resume", str(out)]
+    print(f"\n{kills} kills")
+    assert kills >= 20
+    assert record(out) == record(tmp_path / "whole")
