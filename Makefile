@@ -61,7 +61,7 @@ NATIVE := CMakeLists.txt $(wildcard src/topkast/kernels/native/*)
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	@echo "setting up $(VENV) (torch is large: the first time takes a few minutes)"
-	$(PIP_INSTALL) -e '.[images]'
+	$(PIP_INSTALL) -e '.[train]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from topkast.bench.plot import load_matplotlib
+from topkast.report import read_run, write_report
 from topkast.train import events, job
 from topkast.train.config import SECTIONS, TASKS, Config, read_config
 from topkast.train.display import make_display
@@ -56,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"stopped, with a checkpoint; go on with: topkast train --resume {outcome.folder}")
         return outcome.exit_code
     print(_summary(outcome.folder))
+    print(_report(outcome.folder))
     return 0
 
 
@@ -130,6 +133,15 @@ def _summary(folder: Path) -> str:
         f"({first['quality_name']}: {better} is better; parameters in use; MB of all that is trained)"
     )
     return "\n".join(lines)
+
+
+def _report(folder: Path) -> str:
+    """Makes the page, where figures can be drawn."""
+    try:
+        load_matplotlib()
+    except ImportError as error:
+        return f"no report: {error}; then `topkast report {folder}` makes it"
+    return f"report: {write_report(read_run(folder))}"
 
 
 def _flag(option: str) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from topkast.train.config import Config, read_config
 from topkast.train.display import Display
+from topkast.train.environment import differences, environment
 from topkast.train.folder import RunFolder
 from topkast.train.interrupt import Interrupt
 from topkast.train.metrics import NAME as METRICS
@@ -59,6 +60,8 @@ def resume(path: Path, display: Display) -> Outcome:
     with RunFolder.resume(path) as folder:
         config = read_config(path / CONFIG)
         trainer = _build(config, make_task(config))
+        for name, (before, now) in differences(folder.environment(), environment()).items():
+            display.note(f"{name} was {before} when the run began and is {now}: it may not go on bit for bit")
         session = Session(trainer, _name(trainer), display, folder)
         session.restore()
         return _run(session, display, folder)
