@@ -14,9 +14,10 @@ from topkast.report import read_run, write_report
 from topkast.report.costs import memory_figure
 from topkast.report.drawings import svg_element
 from topkast.report.page import notes
+from topkast.report.runs import is_dense
 from topkast.report.sections import every_drawing, of_one
-from topkast.report.style import label
-from topkast.report.summary import is_finished, state
+from topkast.report.style import DENSE, LINES, label, looks
+from topkast.report.summary import is_finished, sentence, state, tiles
 
 OF_ONE = {
     *(f"{what}_by_{axis}" for what in ("loss", "quality") for axis in ("step", "flops", "time")),
@@ -88,6 +89,16 @@ def test_the_page_says_the_main_numbers(tmp_path: Path) -> None:
     assert "--resume" not in words
     assert "refresh_every = 10" in words
     assert "Made-up CPU @ 2.80GHz" in words
+
+
+def test_per_cent_stands_with_its_number(tmp_path: Path) -> None:
+    images = made.start(task="images", quality_name="accuracy, %", higher_is_better=True)
+    points = [{**made.progress(step), "quality": quality} for step, quality in ((50, 97.5), (100, 96.25))]
+    run = read_run(made.write(tmp_path / "run", [images, *points]))
+    assert "reached 96.25\N{NO-BREAK SPACE}% held-out accuracy (higher is better) in 100 steps" in sentence(
+        run
+    )
+    assert tiles(run)[0].notes == ["best: 97.5 at step 50", "higher is better"]
 
 
 def test_a_dense_run_has_no_sets_to_show(tmp_path: Path) -> None:
@@ -188,6 +199,14 @@ def test_labels_are_short_and_printable() -> None:
     assert label("a\nb\x00") == "a b"
     assert label("\x00") == "unnamed"
     assert label("x" * 50 + "tail", 20) == "x" * 13 + "…" + "xxtail"
+
+
+def test_dense_looks_alike_wherever_it_stands() -> None:
+    for names in (["dense", "a", "b"], ["a", "dense", "b"], ["a", "b", "Dense "]):
+        found = looks(names)
+        assert next(found[name] for name in names if is_dense(name)) == DENSE
+        assert [found[name] for name in "ab"] == LINES[:2]
+    assert len(looks(map(str, range(20)))) == 20
 
 
 def test_an_svg_element_keeps_to_itself() -> None:

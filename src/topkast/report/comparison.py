@@ -14,7 +14,18 @@ from topkast.report.page import check_target, notes, render
 from topkast.report.runs import Point, Reference, Run
 from topkast.report.sections import Section, every_drawing, qualities
 from topkast.report.summary import state
-from topkast.report.words import MISSING, count, duration, flops, number, of_whole, percent, size
+from topkast.report.words import (
+    MISSING,
+    bare,
+    count,
+    duration,
+    flops,
+    number,
+    of_whole,
+    percent,
+    quality,
+    size,
+)
 
 _AFTER = ("steps", "parameters in use", "FLOPs per step", "bytes", "time per step")
 
@@ -48,7 +59,7 @@ def write_comparison(runs: Sequence[Run], out: Path) -> Path:
     last = {name: c.quality for name, c in contenders.items()}
     final = Drawing(
         "final_quality",
-        f"Held-out {first.quality_name} at the end",
+        f"Held-out {bare(first.quality_name)} at the end",
         "Of each run's last record and of each reference, the best on top.",
         final_figure(last, first.quality_name, first.higher_is_better),
     )
@@ -133,9 +144,10 @@ def _sentence(first: Run, last: dict[str, float]) -> str:
     known = {name: value for name, value in last.items() if math.isfinite(value)}
     better = "higher" if first.higher_is_better else "lower"
     if not known:
-        return f"No run has a finite held-out {first.quality_name}."
+        return f"No run has a finite held-out {bare(first.quality_name)}."
     best = (max if first.higher_is_better else min)(known, key=known.__getitem__)
-    return f"Best is {best} with {number(known[best])} held-out {first.quality_name} ({better} is better)."
+    reached = f"{quality(known[best], first.quality_name)} held-out {bare(first.quality_name)}"
+    return f"Best is {best} with {reached} ({better} is better)."
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,12 @@ from topkast.report.style import (
     BLUE,
     GREEN,
     GREY,
-    LINES,
     ORANGE,
     PURPLE,
     RED,
     SKY,
     label,
+    looks,
     new_figure,
     say_empty,
     styled,
@@ -33,7 +34,7 @@ _LABELS = {
 _REST = "biases, norms, dense layers"
 _DENSE = "dense weights, gradients, optimizer"
 _BAR = 0.62
-_LONGEST = 18
+_WIDEST = 16
 
 
 @styled
@@ -90,7 +91,7 @@ def final_figure(qualities: Mapping[str, float], quality_name: str, higher_is_be
     known = [name for name, value in qualities.items() if math.isfinite(value)]
     best_first = sorted(known, key=qualities.__getitem__, reverse=higher_is_better)
     better = "higher" if higher_is_better else "lower"
-    colors = {name: LINES[order % len(LINES)][0] for order, name in enumerate(qualities)}
+    colors = {name: color for name, (color, _) in looks(qualities).items()}
     values = {name: qualities[name] for name in best_first}
     return _bars(values, f"held-out {label(quality_name)} at the end\n({better} is better)", colors)
 
@@ -113,7 +114,9 @@ def _value(axes: Any, x: float, row: int, text: str) -> None:
 
 
 def _dress_bars(axes: Any, names: list[str], what: str) -> None:
-    axes.set_yticks(range(len(names)), labels=[label(name, _LONGEST) for name in names])
+    axes.set_yticks(
+        range(len(names)), labels=["\n".join(textwrap.wrap(label(name), _WIDEST)) for name in names]
+    )
     axes.invert_yaxis()
     axes.margins(x=0.16)
     if axes.dataLim.x0 >= 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 from topkast.bench.plot import load_matplotlib
 from topkast.report.runs import Point, Run
-from topkast.report.style import draw_line, finite, label, legend, new_figure, say_empty, styled
+from topkast.report.style import draw_line, finite, label, legend, looks, new_figure, say_empty, styled
 
 _WIDE = 20
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -51,9 +51,8 @@ AXES = (
 
 
 def of_run(run: Run) -> dict[str, Sequence[Point]]:
-    """The run's own curve first, then its references'; dense before others, so that it always looks alike."""
-    ordered = sorted(run.references.values(), key=lambda reference: not reference.is_dense)
-    others = {_distinct(r.name, run.name): r.points for r in ordered if r.points}
+    """The run's own curve first, then its references'."""
+    others = {_distinct(r.name, run.name): r.points for r in run.references.values() if r.points}
     return {run.name: run.points, **others}
 
 
@@ -80,13 +79,13 @@ def _figure(curves: Curves, axis: Axis, field: str, what: str) -> Any:
     ys = {name: [float(getattr(p, field)) for p in points] for name, points in curves.items()}
     size, title = axis.scale(max(finite([x for row in xs.values() for x in row]), default=0.0))
     drawn = False
-    for order, name in enumerate(curves):
+    for name, look in looks(curves).items():
         pairs = [
             (x / size, y if math.isfinite(y) else math.nan) for x, y in zip(xs[name], ys[name], strict=True)
         ]
         pairs = [(x, y) for x, y in pairs if math.isfinite(x)]
         if any(y == y for _, y in pairs):
-            draw_line(axes, [x for x, _ in pairs], [y for _, y in pairs], order, name)
+            draw_line(axes, [x for x, _ in pairs], [y for _, y in pairs], look, name)
             drawn = True
     axes.set_xlabel(title)
     axes.set_ylabel(what)

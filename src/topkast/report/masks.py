@@ -6,7 +6,7 @@ from typing import Any
 
 from topkast.bench.plot import load_matplotlib
 from topkast.report.runs import Run
-from topkast.report.style import draw_band, finite, legend, new_figure, say_empty, styled
+from topkast.report.style import LINES, draw_band, finite, legend, new_figure, say_empty, styled
 
 
 @styled
@@ -35,7 +35,7 @@ def _figure(run: Run, rows: list[tuple[str, str]], what: str, factor: float) -> 
     for order, (field, name) in enumerate(rows):
         values = [[factor * getattr(layer, field) for layer in p.layers.values()] for p in run.points]
         drawn = drawn or any(finite(row) for row in values)
-        draw_band(axes, steps, values, order if order == 0 else order + 1, name)
+        draw_band(axes, steps, values, LINES[order], name)
     axes.set_xlabel("step")
     axes.set_ylabel(what)
     if not drawn:

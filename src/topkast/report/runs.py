@@ -76,6 +76,11 @@ class Point:
     layers: dict[str, LayerPoint] = field(default_factory=dict)
 
 
+def is_dense(name: str) -> bool:
+    """Whether a run of this name is that of the dense network."""
+    return name.strip().lower() == "dense"
+
+
 @dataclass(frozen=True)
 class Reference:
     """What the run was compared with: the same task and seed, trained another way.
@@ -99,7 +104,7 @@ class Reference:
     @property
     def is_dense(self) -> bool:
         """Whether it is the dense network, by its name."""
-        return self.name.strip().lower() == "dense"
+        return is_dense(self.name)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from topkast.report import costs, masks
 from topkast.report.curves import AXES, Curves, loss_figure, of_run, quality_figure
 from topkast.report.drawings import Drawing
 from topkast.report.runs import Run
+from topkast.report.words import bare
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def qualities(curves: Curves, run: Run) -> list[Drawing]:
     return [
         Drawing(
             f"quality_by_{axis.name}",
-            f"Held-out {run.quality_name} {axis.title}",
+            f"Held-out {bare(run.quality_name)} {axis.title}",
             _WHY[axis.name],
             quality_figure(curves, axis, run.quality_name, run.higher_is_better),
         )

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from topkast.bench.plot import load_matplotlib
+from topkast.report.runs import is_dense
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; lines differ in their dashes as well.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#555555"
 LINES = [
     (BLUE, "-"),
-    (BLACK, "--"),
     (ORANGE, "-."),
     (GREEN, (0, (5, 1))),
     (RED, ":"),
     (PURPLE, (0, (3, 1, 1, 1))),
     (SKY, "-"),
 ]
+DENSE = (BLACK, "--")
 # Small, so that at the width of a phone the letters are about as large as the page's own.
 SIZE = (4.2, 3.1)
 _LONGEST = 30
@@ -50,6 +51,9 @@ _RC: dict[Any, Any] = {
     "svg.fonttype": "path",  # the same letters everywhere, whatever fonts the reader has
     "svg.hashsalt": "topkast",  # the same file for the same data
 }
+
+Look = tuple[str, Any]
+"""Colour and dashes."""
 
 _Draw = TypeVar("_Draw", bound=Callable[..., Any])
 
@@ -91,11 +95,20 @@ def label(text: str, longest: int = _LONGEST) -> str:
     return f"{clean[: longest - tail - 1]}…{clean[-tail:]}"
 
 
-def draw_line(axes: Any, xs: Sequence[float], ys: Sequence[float], order: int, name: str) -> None:
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each name: "dense" is black and dashed in every figure, the others follow each other."""
+    found: dict[str, Look] = {}
+    for name in names:
+        order = sum(1 for look in found.values() if look != DENSE)
+        found[name] = DENSE if is_dense(name) else LINES[order % len(LINES)]
+    return found
+
+
+def draw_line(axes: Any, xs: Sequence[float], ys: Sequence[float], look: Look, name: str) -> None:
     """A curve; its points are marked if they are few. Values that are not finite leave a gap."""
-    color, dashes = LINES[order % len(LINES)]
+    color, dashes = look
     marker = "o" if len(xs) <= _FEW else ""
-    width = 2.4 if order == 0 else 1.7
+    width = 2.4 if look == LINES[0] else 1.7
     axes.plot(
         xs,
         ys,
@@ -109,7 +122,7 @@ def draw_line(axes: Any, xs: Sequence[float], ys: Sequence[float], order: int, n
 
 
 def draw_band(
-    axes: Any, xs: Sequence[float], values: Sequence[Sequence[float]], order: int, name: str
+    axes: Any, xs: Sequence[float], values: Sequence[Sequence[float]], look: Look, name: str
 ) -> None:
     """Mean over layers as a curve, minimum to maximum as a band around it."""
     kept = [(x, found) for x, row in zip(xs, values, strict=True) if (found := finite(row))]
@@ -117,8 +130,8 @@ def draw_band(
         return
     at = [x for x, _ in kept]
     lows, highs = [min(row) for _, row in kept], [max(row) for _, row in kept]
-    axes.fill_between(at, lows, highs, color=LINES[order % len(LINES)][0], alpha=0.2, linewidth=0)
-    draw_line(axes, at, [sum(row) / len(row) for _, row in kept], order, name)
+    axes.fill_between(at, lows, highs, color=look[0], alpha=0.2, linewidth=0)
+    draw_line(axes, at, [sum(row) / len(row) for _, row in kept], look, name)
 
 
 def finite(values: Sequence[float]) -> list[float]:

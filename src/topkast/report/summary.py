@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from topkast.report.runs import Reference, Run
 from topkast.report.words import (
     MISSING,
+    bare,
     count,
     duration,
     flops,
@@ -15,6 +16,7 @@ from topkast.report.words import (
     number,
     of_whole,
     percent,
+    quality,
     size,
     times,
 )
@@ -51,11 +53,12 @@ def state(run: Run) -> str:
 def sentence(run: Run) -> str:
     """The main numbers in words."""
     better = "higher" if run.higher_is_better else "lower"
-    beside = [f"{number(r.quality)} for {r.name}" for r in run.references.values()]
+    beside = [f"{quality(r.quality, run.quality_name)} for {r.name}" for r in run.references.values()]
     against = f", against {listed(beside)}" if beside else ""
     text = (
-        f"{run.name}, on the task “{run.task}”, reached {number(run.last.quality)} held-out "
-        f"{run.quality_name} ({better} is better) in {run.last.step:,} steps{against}"
+        f"{run.name}, on the task “{run.task}”, reached "
+        f"{quality(run.last.quality, run.quality_name)} held-out {bare(run.quality_name)} "
+        f"({better} is better) in {run.last.step:,} steps{against}"
     )
     shares = _shares(run)
     return f"{text}; of dense it takes {listed(shares)}." if shares else f"{text}."

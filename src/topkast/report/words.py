@@ -17,6 +17,17 @@ def number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
 
 
+def bare(quality_name: str) -> str:
+    """What is measured, without its unit: "accuracy" of "accuracy, %"."""
+    return quality_name.removesuffix(", %")
+
+
+def quality(value: float, quality_name: str) -> str:
+    """With its unit, if that is per cent: "97.8 %"."""
+    unit = f"{_GAP}%" if quality_name.endswith(", %") and math.isfinite(value) else ""
+    return f"{number(value)}{unit}"
+
+
 def count(value: float | None) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
