@@ -33,6 +33,7 @@ PAIRS = ((0.9, 0.8), (0.98, 0.95), (0.99, 0.98))
 # STR has no sparsity to set: s at the start and its decay, found by trying, to come out near the others.
 STR_SETTINGS = {0.9: (-8.0, 1.2e-2), 0.98: (-8.0, 2.65e-2), 0.99: (-8.0, 3.7e-2)}
 
+PLAIN = "dense, plain PyTorch"
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
 Make = Callable[[float, float, int], topkast.Method]
 
@@ -62,6 +63,31 @@ METHODS: dict[str, Make] = {
     ),
     "Top-KAST (global)": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10, scope="global"),
 }
+
+
+class Plain:
+    """The dense network in plain PyTorch, with nothing of the library in it: for its time and bytes."""
+
+    def __init__(self, data: Data) -> None:
+        self.x, self.y = data[:2]
+        torch.manual_seed(0)
+        self.model = MLP(SIZES)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR, momentum=0.9, weight_decay=DECAY)
+
+    def batches(self) -> Iterator[Tensor]:
+        while True:
+            yield torch.randint(len(self.x), (BATCH,))
+
+    def backward(self, chosen: Tensor) -> None:
+        F.cross_entropy(self.model(self.x[chosen]), self.y[chosen]).backward()
+
+    def step(self, chosen: Tensor) -> None:
+        self.backward(chosen)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def held(self) -> int:
+        return 3 * sum(p.nbytes for p in self.model.parameters())  # with gradient and momentum
 
 
 class Trainer:
@@ -114,6 +140,10 @@ class Trainer:
     def accuracy(self) -> float:
         return 100 * float((self.model(self.x_test).argmax(1) == self.y_test).float().mean())
 
+    def held(self) -> int:
+        """Bytes, with gradients and Plans in place."""
+        return self.sparse.memory().sparse
+
     def training_fraction(self) -> float:
         """FLOPs of the run against dense; STR's own densities are those that its thresholds came to."""
         return self.sparse.flops(self.x[:BATCH], steps=self.steps).training_fraction
@@ -152,9 +182,10 @@ def _density(sparse: topkast.Handle) -> float:
 
 def time_steps(pair: tuple[float, float], data: Data, rounds: int, steps: int) -> list[dict[str, Any]]:
     """Milliseconds per step of every method, in turns, in the middle of a run."""
-    trainers = {name: Trainer(name, pair, 0, data, epochs=12) for name in METHODS}
+    trainers: dict[str, Trainer | Plain] = {PLAIN: Plain(data)}
+    trainers |= {name: Trainer(name, pair, 0, data, epochs=12) for name in METHODS}
     streams = {name: trainer.batches() for name, trainer in trainers.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in METHODS}
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for turn in range(rounds + 1):
         for name, trainer in trainers.items():
             started = time.perf_counter()
@@ -164,9 +195,9 @@ def time_steps(pair: tuple[float, float], data: Data, rounds: int, steps: int) -
                 seconds[name].append((time.perf_counter() - started) / steps)
     rows = []
     for name, trainer in trainers.items():
-        trainer.backward(next(streams[name]))  # with gradients and Plans in place
-        held, ms = trainer.sparse.memory(), 1000 * statistics.median(seconds[name])
-        rows.append({"method": name, "pair": pair, "ms": ms, "bytes": held.sparse, "dense_bytes": held.dense})
+        trainer.backward(next(streams[name]))
+        ms = 1000 * statistics.median(seconds[name])
+        rows.append({"method": name, "pair": pair, "ms": ms, "bytes": trainer.held()})
     return rows
 
 
@@ -188,6 +219,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines += [f"\n{100 * pair[0]:g}/{100 * pair[1]:g} %\n"]
         lines += ["| method | test accuracy, % | density at the end | training FLOPs | ms per step | bytes |"]
         lines += ["|---|---|---|---|---|---|"]
+        if PLAIN in timed:
+            lines.append(f"| {PLAIN} | | | | {_costs(timed[PLAIN])} |")
         for name in METHODS:
             mine = [r for r in runs if r["method"] == name]
             if mine:
@@ -204,10 +237,13 @@ def _line(name: str, runs: list[dict[str, Any]], timed: dict[str, Any] | None) -
         f"{statistics.mean(accuracies):.2f}{spread}",
         f"{mean['density']:.2%}",
         f"{mean['flops']:.3f}",
-        "" if timed is None else f"{timed['ms']:.2f}",
-        "" if timed is None else f"{timed['bytes'] / 1e6:.2f} MB",
+        " | " if timed is None else _costs(timed),
     )
     return "| " + " | ".join(cells) + " |"
+
+
+def _costs(timed: dict[str, Any]) -> str:
+    return f"{timed['ms']:.2f} | {timed['bytes'] / 1e6:.2f} MB"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
