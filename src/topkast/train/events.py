@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from topkast.convert.flops import dense_flops
+from topkast.convert.parameters import parameters
 from topkast.convert.stats import layer_stats
 from topkast.core.accounting import Flops
 from topkast.core.weight import SparseWeight
@@ -26,16 +27,8 @@ def count_flops(trainer: Trainer) -> Flops:
 
 def num_parameters(trainer: Trainer) -> dict[str, int]:
     """In use (A and what is dense), and of the dense network."""
-    if trainer.sparse is None:
-        total = sum(p.numel() for p in trainer.model.parameters())
-        return {"used": total, "dense": total}
-    weights = list(trainer.sparse.weights.values())
-    ours = {id(w.values) for w in weights}
-    rest = sum(p.numel() for p in trainer.model.parameters() if id(p) not in ours)
-    return {
-        "used": rest + sum(w.counts.forward for w in weights),
-        "dense": rest + sum(w.numel() for w in weights),
-    }
+    counted = parameters(trainer.model, {} if trainer.sparse is None else trainer.sparse.weights)
+    return {"used": counted.used, "dense": counted.dense}
 
 
 def start(trainer: Trainer, name: str) -> dict[str, Any]:
