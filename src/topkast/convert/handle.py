@@ -22,7 +22,7 @@ from topkast.core.resize import check_single_process
 from topkast.core.select import generator_for
 from topkast.core.sets import Sets
 from topkast.core.weight import SparseWeight
-from topkast.methods.base import Method, grows_by_gradient
+from topkast.methods.base import Method, acts_after_steps, grows_by_gradient
 from topkast.nn.base import SparseLayer
 
 
@@ -220,8 +220,9 @@ class Handle:
                 weight.reservoir = stored.to(weight.device)
 
     def _after_step(self, attachment: Attachment, explored: dict[str, bool]) -> None:
-        for weight in attachment.weights.values():
-            self.method.after_step(weight, attachment.lr_of(weight))
+        if acts_after_steps(self.method):
+            for weight in attachment.weights.values():
+                self.method.after_step(weight, attachment.lr_of(weight))
         due = [n for n, w in attachment.weights.items() if self.method.is_due(w.steps)]
         if due:
             self._refresh(due, explored)

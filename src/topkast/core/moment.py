@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from topkast.core.gradient import Tape
 from topkast.core.reservoir import Theta
@@ -42,6 +42,13 @@ class Moment:
     def sets(self) -> Sets | None:
         """The present sets, read when they are asked for: as long as B, which some methods do not look at."""
         return None if self.present is None else self.present()
+
+    @property
+    def positions(self) -> Tensor:
+        """Of the present B; only for a weight that has sets."""
+        sets = self.sets
+        assert sets is not None
+        return sets.indices
 
     @property
     def numel(self) -> int:

@@ -120,6 +120,11 @@ def grows_by_gradient(method: Method) -> bool:
     return type(method).wants_gradient is not Method.wants_gradient
 
 
+def acts_after_steps(method: Method) -> bool:
+    """Whether the method does anything after every optimizer step."""
+    return type(method).after_step is not Method.after_step
+
+
 @dataclass(frozen=True)
 class OneSparsity(Method):
     """A base for methods with B = A."""

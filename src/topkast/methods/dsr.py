@@ -87,7 +87,7 @@ class DSR(OneSparsity):
             return super().choose_together(moments)
         heights = [_threshold(m).height for m in moments.values()]
         kept = {name: _survivors(m, float(heights[0])) for name, m in moments.items()}
-        total = sum(_positions(m).numel() for m in moments.values())
+        total = sum(m.positions.numel() for m in moments.values())
         num_pruned = total - sum(k.numel() for k in kept.values())
         for height in heights:
             height.mul_(self._correction(num_pruned, self.target_fraction * total))
@@ -107,17 +107,11 @@ class DSR(OneSparsity):
 
 def _survivors(moment: Moment, height: float) -> Tensor:
     """Elements of A that are not below H; the largest one stays in any case."""
-    positions = _positions(moment)
+    positions = moment.positions
     values = moment.theta.at(positions)
     stays = values.abs() >= height
     stays[top_k(values, 1)] = True
     return positions[stays]
-
-
-def _positions(moment: Moment) -> Tensor:
-    sets = moment.sets
-    assert sets is not None
-    return sets.indices
 
 
 def _threshold(moment: Moment) -> Threshold:

@@ -101,8 +101,8 @@ class SNFS(DropAndGrow):
     def choose_together(self, moments: Mapping[str, Moment]) -> dict[str, Sets]:
         if any(moment.present is None for moment in moments.values()):  # the first sets
             return super().choose_together(moments)
-        kept = {name: self.kept(m, _positions(m)) for name, m in moments.items()}
-        num_freed = sum(_positions(m).numel() - kept[name].numel() for name, m in moments.items())
+        kept = {name: self.kept(m, m.positions) for name, m in moments.items()}
+        num_freed = sum(m.positions.numel() - kept[name].numel() for name, m in moments.items())
         means = [float(_smoothed(m)[kept[name]].abs().mean()) for name, m in moments.items()]
         room = [m.numel - kept[name].numel() for name, m in moments.items()]
         shares = dict(zip(moments, share_out(num_freed, means, room), strict=True))
@@ -113,12 +113,6 @@ class SNFS(DropAndGrow):
 
     def last_step(self) -> int:
         return self.t_end
-
-
-def _positions(moment: Moment) -> Tensor:
-    sets = moment.sets
-    assert sets is not None
-    return sets.indices
 
 
 def _smoothed(moment: Moment) -> Tensor:
