@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
-import lzma
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import Tensor
 
+from topkast.data.packed import Packed
+
 HELD_OUT_SHARE = 10
-_OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}  # pyright: ignore[reportAssignmentType]
 
 
 def is_held_out(name: str) -> bool:
@@ -74,16 +71,8 @@ def _read_folder(folder: Path, limit: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _read(path: Path, limit: int | None) -> bytes:
-    opener = _OPENERS.get(path.suffix)
-    try:
-        with path.open("rb") if opener is None else opener(path) as file:
-            return file.read() if limit is None else file.read(limit)
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    except OSError as error:
-        if error.errno is None:  # bz2 says so of data that it cannot unpack
-            raise ValueError(f"{path} is damaged: {error}") from None
-        raise
+    with Packed(path).open() as file:
+        return file.read() if limit is None else file.read(limit)
 
 
 def _is_binary(text: bytes) -> bool:
