@@ -1,0 +1,101 @@
+"""A folder that keeps a numbered text for the next time: JSON and .npy, checked by digests, never pickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topkast.data.vocabulary import Vocabulary
+
+INDEX = "topkast-words.json"
+_FORMAT = 1
+
+
+class WordCache:
+    """What was numbered from certain files, and is valid for these only.
+
+    Args:
+        folder: Where it is kept; made when something is.
+        sources: The SHA-256 of each file that the text comes from, by part.
+
+    Raises:
+        ValueError: `folder` is a file.
+    """
+
+    def __init__(self, folder: Path, sources: Mapping[str, str]) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"`cache` must be a folder, but {folder} is a file")
+        self.folder = folder
+        self.sources = dict(sources)
+
+    def load(self) -> tuple[Vocabulary, dict[str, Tensor]] | None:
+        """The vocabulary and the parts, mapped; None if these sources have none, or a damaged one."""
+        try:
+            index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+            if index["format"] != _FORMAT or index["sources"] != self.sources:
+                return None
+            vocabulary = Vocabulary(index["words"])
+            if _digest_of_words(vocabulary) != index["words_sha256"]:
+                return None
+            return vocabulary, {name: self._part(name, index["ids_sha256"][name]) for name in self.sources}
+        except (KeyError, TypeError, ValueError, OSError):  # whatever is not as it was written
+            return None
+
+    def write_part(self, name: str, count: int, ids: Iterable[np.ndarray]) -> str:
+        """Writes the ids of a part as they come, and returns their SHA-256."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with _replaced(self._file(name)) as file:
+            header = {"descr": "<i4", "fortran_order": False, "shape": (count,)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for some in ids:
+                file.write(some.astype("<i4", copy=False).data)
+                digest.update(some.data)
+        return digest.hexdigest()
+
+    def write_index(self, vocabulary: Vocabulary, digests: Mapping[str, str]) -> None:
+        """Makes the parts valid; comes last, so that what was interrupted is not taken for whole."""
+        index = {
+            "format": _FORMAT,
+            "sources": self.sources,
+            "ids_sha256": dict(digests),
+            "words_sha256": _digest_of_words(vocabulary),
+            "words": vocabulary.words,
+        }
+        with _replaced(self.folder / INDEX) as file:
+            file.write(json.dumps(index, ensure_ascii=False).encode())
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"topkast-words-{name}.npy"
+
+    def _part(self, name: str, digest: str) -> Tensor:
+        # "c": private to us, so that torch may take it for writable without a file being written.
+        array = np.load(self._file(name), mmap_mode="c", allow_pickle=False)
+        if array.dtype != np.int32 or array.ndim != 1 or hashlib.sha256(array.data).hexdigest() != digest:
+            raise ValueError(f"{self._file(name)} is damaged")
+        return torch.from_numpy(array)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `path` once it is whole, and leaves nothing behind otherwise."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _digest_of_words(vocabulary: Vocabulary) -> str:
+    return hashlib.sha256("\n".join(vocabulary.words).encode()).hexdigest()
