@@ -15,6 +15,7 @@ import torch
 
 from topkast.bench.peers import PEERS
 from topkast.kernels import native
+from topkast.kernels.machine import cpu_model
 
 # Raised when a key changes its meaning or goes.
 FORMAT = 1
@@ -23,7 +24,7 @@ FORMAT = 1
 def environment() -> dict[str, Any]:
     """Where the figures come from: CPU, threads, instruction set, versions."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "isa": native.isa(),
@@ -34,15 +35,6 @@ def environment() -> dict[str, Any]:
         "topkast": metadata.version("topkast"),
         "peers": {peer.name: peer.version() for peer in PEERS if peer.missing() is None},
     }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or "unknown"
 
 
 @dataclass

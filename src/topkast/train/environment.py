@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from topkast.kernels import native
+from topkast.kernels.machine import cpu_model
 
 
 def environment() -> dict[str, Any]:
@@ -25,7 +26,7 @@ def environment() -> dict[str, Any]:
         "safetensors": metadata.version("safetensors"),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "isa": native.isa(),
         "threads": torch.get_num_threads(),
@@ -54,12 +55,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip()
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or "unknown"
