@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from topkast.train import trained
 from topkast.train.config import Config, read_config
 from topkast.train.display import Display
 from topkast.train.environment import differences, environment
@@ -20,9 +21,8 @@ from topkast.train.metrics import read_metrics
 from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.session import Session
 from topkast.train.task import Task
+from topkast.train.trained import CONFIG
 from topkast.train.trainer import Trainer
-
-CONFIG = "config.toml"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def start(config: Config, out: Path, display: Display) -> Outcome:
     task = make_task(config)
     config = resolve(config, task)
     trainer = _build(config, task)
-    with RunFolder.create(out, {CONFIG: config.to_toml()}) as folder:
+    files = {CONFIG: config.to_toml(), trained.NAME: trained.describe(task)}
+    with RunFolder.create(out, files) as folder:
         return _run(Session(trainer, _name(trainer), display, folder), display, folder)
 
 

@@ -94,7 +94,7 @@ def restore(
     _check_names("parts", snapshot.parts, parts)
     _check_names("generators", snapshot.generators, generators)
     for name, part in parts.items():
-        _load(name, part, snapshot.parts[name])
+        load_part(snapshot, name, part)
     try:
         for name, generator in generators.items():
             generator.set_state(snapshot.generators[name].clone())
@@ -112,8 +112,14 @@ def _state_of(part: Stateful) -> dict[str, Any]:
     return {"type": type(part).__qualname__, "state": state, "metadata": getattr(state, "_metadata", None)}
 
 
-def _load(name: str, part: Stateful, saved: dict[str, Any]) -> None:
+def load_part(snapshot: Snapshot, name: str, part: Stateful) -> None:
+    """Loads one part alone, such as the model for use without training.
+
+    Raises:
+        ValueError: There is no such part, or its state does not fit.
+    """
     try:
+        saved = snapshot.parts[name]
         # An optimizer takes the state of another kind without a word, and fails at its next step.
         if saved["type"] != type(part).__qualname__:
             raise ValueError(f"it is that of a {saved['type']}, got a {type(part).__qualname__}")

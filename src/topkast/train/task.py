@@ -16,7 +16,7 @@ from topkast.data.digits import digits
 from topkast.data.images import Images, read_folder
 from topkast.data.stdlib_text import stdlib_text
 from topkast.data.text import check_length, read_text
-from topkast.models import MLP, Decoder
+from topkast.models.network import Network
 
 
 class Task(ABC):
@@ -41,8 +41,12 @@ class Task(ABC):
     lr: float
 
     @abstractmethod
-    def model(self) -> nn.Module:
-        """A freshly initialised dense network."""
+    def network(self) -> Network:
+        """The dense network."""
+
+    @abstractmethod
+    def inputs(self) -> dict[str, Any]:
+        """What has to be known to use the network without the data it was trained on, as plain data."""
 
     @abstractmethod
     def example(self) -> Tensor:
@@ -53,8 +57,8 @@ class Task(ABC):
         """The loss on one random batch."""
 
     @abstractmethod
-    def quality(self, model: nn.Module) -> float:
-        """Quality on held-out data."""
+    def quality(self, model: nn.Module, *, whole: bool = False) -> float:
+        """Quality on held-out data; on all of it rather than a sample if `whole`."""
 
     @abstractmethod
     def sizes(self) -> dict[str, Any]:
@@ -98,10 +102,12 @@ class TextTask(Task):
     def sizes(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("width", "depth", "heads", "window", "batch")}
 
-    def model(self) -> nn.Module:
-        return Decoder(
-            num_symbols=256, width=self.width, depth=self.depth, num_heads=self.heads, window=self.window
-        )
+    def network(self) -> Network:
+        sizes = {"width": self.width, "depth": self.depth, "heads": self.heads, "length": self.window}
+        return Network("decoder", {"vocabulary": 256, **sizes})
+
+    def inputs(self) -> dict[str, Any]:
+        return {"symbols": "bytes", "window": self.window}
 
     def example(self) -> Tensor:
         return torch.zeros(self.batch, self.window, dtype=torch.int64)
@@ -111,10 +117,15 @@ class TextTask(Task):
         return self._loss(model, self.train, starts)
 
     @torch.no_grad()
-    def quality(self, model: nn.Module) -> float:
-        starts = torch.linspace(0, len(self.held_out) - self.window - 1, self.held_out_windows).long()
-        losses = [self._loss(model, self.held_out, part) for part in starts.split(self.batch)]
-        return float(torch.stack(losses).mean()) / math.log(2)
+    def quality(self, model: nn.Module, *, whole: bool = False) -> float:
+        last = len(self.held_out) - self.window - 1
+        if whole:  # windows one after another; what is left at the end is less than one
+            starts = torch.arange(0, last + 1, self.window)
+        else:
+            starts = torch.linspace(0, last, self.held_out_windows).long()
+        parts = starts.split(self.batch)
+        losses = [self._loss(model, self.held_out, part).double() * len(part) for part in parts]
+        return float(torch.stack(losses).sum()) / len(starts) / math.log(2)
 
     def _loss(self, model: nn.Module, text: Tensor, starts: Tensor) -> Tensor:
         windows = text[starts[:, None] + torch.arange(self.window + 1)].long()
@@ -146,18 +157,21 @@ class ImageTask(Task):
             where = str(self.data)
         self.classes = images.classes
         x, y = (part[: self.limit] for part in images.train)
+        self.train, self.held_out = (x, y), images.held_out
         # Inputs of mean 0 and size 1, by the training images.
-        mean, std = x.mean(), x.std().clamp(min=1e-6)
-        self.train = ((x - mean) / std, y)
-        self.held_out = ((images.held_out[0] - mean) / std, images.held_out[1])
+        self.mean, self.std = float(x.mean()), max(1e-6, float(x.std()))
         self.units_per_step = self.batch
         self.title = f"images of {where}: {len(y):,} for training, {len(self.held_out[1]):,} others held out"
 
     def sizes(self) -> dict[str, Any]:
         return {"hidden": self.hidden, "batch": self.batch}
 
-    def model(self) -> nn.Module:
-        return MLP([self.train[0][0].numel(), *self.hidden, len(self.classes)])
+    def network(self) -> Network:
+        return Network("mlp", {"sizes": (self.train[0][0].numel(), *self.hidden, len(self.classes))})
+
+    def inputs(self) -> dict[str, Any]:
+        shape = list(self.train[0].shape[1:])
+        return {"shape": shape, "mean": self.mean, "std": self.std, "classes": list(self.classes)}
 
     def example(self) -> Tensor:
         return torch.zeros(self.batch, *self.train[0].shape[1:])
@@ -165,13 +179,16 @@ class ImageTask(Task):
     def loss(self, model: nn.Module, generator: torch.Generator) -> Tensor:
         images, labels = self.train
         chosen = torch.randint(len(labels), (self.batch,), generator=generator)
-        return F.cross_entropy(model(images[chosen]).float(), labels[chosen])
+        return F.cross_entropy(model(self._normalised(images[chosen])).float(), labels[chosen])
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
 
     @torch.no_grad()
-    def quality(self, model: nn.Module) -> float:
+    def quality(self, model: nn.Module, *, whole: bool = False) -> float:
         images, labels = self.held_out
         right = [
-            (model(x).argmax(1) == y).float().sum()
+            (model(self._normalised(x)).argmax(1) == y).float().sum()
             for x, y in zip(images.split(512), labels.split(512), strict=True)
         ]
         return 100 * float(torch.stack(right).sum()) / len(labels)

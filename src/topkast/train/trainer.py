@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topkast.convert import Handle, sparsify
 from topkast.methods.base import Method
+from topkast.train.build import build
 from topkast.train.config import Config
 from topkast.train.resolve import dense_groups, has_penalty, make_optimizer, make_schedule
 from topkast.train.task import Task
@@ -37,22 +37,7 @@ class Trainer:
         self.config, self.task, self.method = config, task, method
         torch.manual_seed(config.train.seed)
         self.batches = torch.Generator().manual_seed(config.train.seed)
-        self.sparse: Handle | None = None
-        options = config.method
-        is_implicit = method is not None and options.reservoir == "implicit"
-        with torch.device("meta" if is_implicit else "cpu"):
-            self.model = task.model()
-        if method is not None:
-            self.sparse = sparsify(
-                self.model,
-                method,
-                skip=list(options.skip) or None,
-                keep_dense=options.keep_dense,
-                distribution=options.distribution,
-                reservoir="implicit" if is_implicit else "stored",
-                engine=options.engine,
-                seed=config.train.seed,
-            )
+        self.model, self.sparse = build(config, task.network(), method)
         self.optimizer = make_optimizer(config, self._groups())
         if self.sparse is not None:
             self.sparse.attach(self.optimizer)

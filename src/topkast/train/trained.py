@@ -1,0 +1,134 @@
+"""A trained network, taken out of its run folder for use. Nothing is written, and no data is needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from topkast.convert import Handle, densify
+from topkast.core.distribution import nearest
+from topkast.models.network import Network
+from topkast.train import restart, snapshot
+from topkast.train.build import build
+from topkast.train.checkpoint import found, step_of
+from topkast.train.config import Config, read_config
+from topkast.train.folder import check_marker
+from topkast.train.resolve import make_method
+from topkast.train.snapshot import Snapshot
+from topkast.train.task import Task
+from topkast.train.verify import CheckpointError, check_files
+
+CONFIG = "config.toml"
+NAME = "model.json"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network as a checkpoint has it, in evaluation mode.
+
+    Attributes:
+        config: Of its run.
+        network: What it is.
+        inputs: What it takes, as its task says (`Task.inputs`).
+        model: The network, through the sparse kernels.
+        sparse: The handle to it; None if it is dense.
+        step: Steps it was trained for.
+        quality: Held-out quality that was recorded last before the checkpoint, if any.
+        notes: What a user must know, such as a damaged checkpoint that was passed over.
+    """
+
+    config: Config
+    network: Network
+    inputs: dict[str, Any]
+    model: nn.Module
+    sparse: Handle | None
+    step: int
+    quality: float | None
+    notes: tuple[str, ...]
+
+    def dense(self) -> nn.Module:
+        """The same network of plain torch layers, with zeros outside A."""
+        return self.model if self.sparse is None else densify(self.model)
+
+
+def describe(task: Task) -> str:
+    """The file of a run that says what network it trains and what that takes."""
+    return json.dumps({"network": task.network().to_json(), "inputs": task.inputs()}, indent=1) + "\n"
+
+
+def load(run: Path, checkpoint: str = "last", *, engine: str | None = None) -> Trained:
+    """Takes the network out of a run.
+
+    Args:
+        run: The run's folder; it may be running.
+        checkpoint: "last", "best" by held-out quality, or the name of one.
+        engine: In place of the run's own.
+
+    Raises:
+        ValueError: Not a run, no such checkpoint, or a damaged file.
+    """
+    check_marker(run)
+    config = read_config(run / CONFIG)
+    if engine is not None:
+        config = config.with_values({"method": {"engine": engine}})
+    network, inputs = _described(run / NAME)
+    saved, notes = _snapshot(run, checkpoint)
+    torch.manual_seed(config.train.seed)
+    model, sparse = build(config, network, make_method(config))
+    snapshot.load_part(saved, "model", model)
+    return Trained(
+        config, network, inputs, model.eval(), sparse, saved.step, saved.kept.get("quality"), tuple(notes)
+    )
+
+
+def _described(path: Path) -> tuple[Network, dict[str, Any]]:
+    try:
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict) or not isinstance(content.get("inputs"), dict):
+            raise ValueError("expected `network` and `inputs`")
+        return Network.from_json(content.get("network")), content["inputs"]
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} does not describe a network: {error}") from error
+
+
+def _snapshot(run: Path, checkpoint: str) -> tuple[Snapshot, list[str]]:
+    if checkpoint == "last":
+        newest = restart.latest(run)
+        notes = [f"{path.name} is damaged and passed over: {why}" for path, why in newest.damaged.items()]
+        if newest.snapshot is None:
+            raise ValueError(f"{run} has no good checkpoint" + "".join(f"; {note}" for note in notes))
+        return newest.snapshot, notes
+    path = _best(run) if checkpoint == "best" else _named(run, checkpoint)
+    try:
+        return restart.read(path), []
+    except CheckpointError as error:
+        raise ValueError(f"{error}; choose another with --checkpoint") from error
+
+
+def _named(run: Path, name: str) -> Path:
+    paths = {path.name: path for path in found(run)}
+    if name not in paths:
+        raise ValueError(
+            f"`checkpoint` must be last, best or one of {nearest(name, paths) or 'none yet'}, got {name!r}"
+        )
+    return paths[name]
+
+
+def _best(run: Path) -> Path:
+    """Of those that are whole at first sight, the one with the highest score; of equal ones, the newest."""
+    scores: dict[Path, float] = {}
+    for path in found(run):
+        try:
+            score = check_files(path, step_of(path)).score
+        except CheckpointError:
+            continue
+        if score is not None:
+            scores[path] = score
+    if not scores:
+        raise ValueError(f"{run} has no checkpoint with a held-out quality yet")
+    return max(scores, key=lambda path: scores[path])
