@@ -1,0 +1,119 @@
+"""Reads a network that `topkast export --format compressed` has written. Needs numpy and nothing else.
+
+It can be copied beside a program that has neither torch nor topkast:
+
+    weights = read("model.safetensors")            # name → array, with zeros
+    rows = read("model.safetensors", dense=False)  # sparse ones as (values, columns, offsets, shape)
+"""
+
+import json
+import math
+import os
+
+import numpy as np
+
+_TYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+
+
+def read(path, dense=True):
+    """The arrays of a compressed network, by the names of the dense network's state_dict.
+
+    Args:
+        path: The file.
+        dense: Whether sparse weights are given as dense arrays; else as (values, columns, offsets, shape).
+            Tied weights are one and the same object.
+
+    Raises:
+        ValueError: It is not such a file, or one that was altered.
+    """
+    arrays, metadata = _safetensors(path)
+    if metadata.get("format") != "topkast-compressed":
+        raise ValueError(f"{path} is no compressed network of topkast: its metadata do not say so")
+    if metadata.get("version") != "1":
+        raise ValueError(f"{path} has version {metadata.get('version')!r}, this reader knows version '1'")
+    weights = {}
+    for name, shape in _table(path, metadata, "shapes").items():
+        parts = [arrays.pop(f"{name}.{part}", None) for part in ("values", "columns", "offsets")]
+        if any(part is None for part in parts):
+            raise ValueError(f"{path}: {name} must have values, columns and offsets")
+        values, columns, offsets = parts
+        _check(f"{path}: {name}", values, columns, offsets, shape)
+        sparse = (values, columns, offsets, tuple(shape))
+        weights[name] = _dense(*sparse) if dense else sparse
+    weights.update(arrays)
+    for name, owner in _table(path, metadata, "tied").items():
+        if owner not in weights:
+            raise ValueError(f"{path}: {name} is tied to {owner}, which is not there")
+        weights[name] = weights[owner]
+    return weights
+
+
+def _safetensors(path):
+    """Arrays and metadata: eight bytes of header length, a JSON header, the arrays."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, 100_000_000):
+            raise ValueError(f"{path} is not a safetensors file: its header is longer than it may be")
+        try:
+            header = json.loads(file.read(length))
+            metadata = header.pop("__metadata__", {})
+            entries = [(name, entry["dtype"], entry["shape"], *entry["data_offsets"])
+                       for name, entry in header.items()]  # fmt: skip
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} is not a safetensors file: {error!r} in its header") from None
+        arrays = {}
+        for name, kind, shape, start, end in entries:
+            if kind not in _TYPES:
+                raise ValueError(f"{path}: {name} has type {kind!r}; numpy has no such type")
+            if not _are_sizes(shape) or not _are_sizes([start, end]) or end > size - 8 - length:
+                raise ValueError(f"{path}: {name} lies outside the file, which was cut or altered")
+            dtype = np.dtype(_TYPES[kind])
+            if end - start != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"{path}: {name} has {end - start} bytes, not those of shape {shape}")
+            file.seek(8 + length + start)
+            arrays[name] = np.frombuffer(file.read(end - start), dtype).reshape(shape)
+    return arrays, metadata
+
+
+def _are_sizes(numbers):
+    return isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
+
+
+def _table(path, metadata, name):
+    try:
+        table = json.loads(metadata[name])
+    except (KeyError, ValueError, TypeError, RecursionError):
+        table = None
+    if not isinstance(table, dict):
+        raise ValueError(f"{path}: its metadata must have {name!r}")
+    return table
+
+
+def _check(where, values, columns, offsets, shape):
+    """Every index is in its place, so that whoever computes with them need not look."""
+    if not _are_sizes(shape) or not shape or math.prod(shape) >= 2**62:
+        raise ValueError(f"{where}: bad shape {shape!r}")
+    rows = shape[0]
+    width = math.prod(shape[1:])
+    kinds = columns.dtype.kind in "iu" and offsets.dtype.kind in "iu"
+    if not kinds or offsets.shape != (rows + 1,) or columns.shape != values.shape or values.ndim != 1:
+        raise ValueError(f"{where}: values, columns and offsets do not fit shape {shape}")
+    ends = offsets.astype(np.int64)
+    if ends[0] != 0 or ends[-1] != len(values) or (np.diff(ends) < 0).any():
+        raise ValueError(f"{where}: offsets must rise from 0 to the number of values")
+    if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < width:
+        raise ValueError(f"{where}: columns must be from 0 to {width - 1}")
+    row = np.repeat(np.arange(rows), np.diff(ends))
+    if (np.diff(row * width + columns.astype(np.int64)) <= 0).any():
+        raise ValueError(f"{where}: columns must ascend within a row")
+
+
+def _dense(values, columns, offsets, shape):
+    weight = np.zeros((shape[0], math.prod(shape[1:])), values.dtype)
+    row = np.repeat(np.arange(shape[0]), np.diff(offsets.astype(np.int64)))
+    weight[row, columns.astype(np.int64)] = values
+    return weight.reshape(shape)
