@@ -1,4 +1,4 @@
-"""`python -m topkast` is `topkast`."""
+"""``python -m topkast`` is ``topkast``."""
 
 import sys
 

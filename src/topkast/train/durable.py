@@ -50,12 +50,12 @@ def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, int
     return {"size": size, "sha256": digest.hexdigest()}
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all: a reader sees the old one or the new one."""
+def replace(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
+    """Writes a file, perhaps in pieces, whole or not at all: a reader sees the old one or the new one."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
-        write_new(temporary, [content])
+        write_new(temporary, [content] if isinstance(content, bytes) else content)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

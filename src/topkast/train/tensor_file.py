@@ -45,15 +45,19 @@ def problem(tensor: Tensor) -> str | None:
     return "it is on the meta device and has no values" if tensor.is_meta else None
 
 
-def chunks(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+def chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
     """The file, piece by piece; at most one tensor is copied at a time.
+
+    Args:
+        tensors: By name.
+        metadata: Strings that go into its header.
 
     Raises:
         ValueError: There are so many names that no reader would take the header.
     """
     # Large elements first: then all are aligned, as the format wants it.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header = _header(tensors, names)
+    header = _header(tensors, names, {"format": "pt", **(metadata or {})})
     if len(header) > MAX_HEADER:
         raise ValueError(f"the names of {len(names):,} tensors take more than {MAX_HEADER:,} bytes")
     yield memoryview(len(header).to_bytes(8, "little") + header)
@@ -63,8 +67,8 @@ def chunks(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
             yield flat.view(torch.uint8).numpy().data
 
 
-def _header(tensors: Mapping[str, Tensor], names: list[str]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(tensors: Mapping[str, Tensor], names: list[str], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": metadata}
     start = 0
     for name in names:
         tensor = tensors[name]
