@@ -5,7 +5,7 @@ import torch  # noqa: F401  # isort: skip
 
 from importlib.metadata import version
 
-from topkast import nn
+from topkast import models, nn
 from topkast.convert import Handle, densify, sparsify
 from topkast.core.initial import Normal, TruncatedNormal, Uniform
 from topkast.kernels.memory import keep_freed_memory
@@ -46,6 +46,7 @@ __all__ = [
     "__version__",
     "densify",
     "keep_freed_memory",
+    "models",
     "nn",
     "sparsify",
 ]
