@@ -178,12 +178,39 @@ def test_what_is_not_finite_stops_with_a_way_out(
         match=r"the loss of step 8 is nan; the step was not taken. The last good checkpoint is .*step-00000006",
     ):
         job.start(small(text_file), tmp_path / "run", Quiet())
+    assert record(tmp_path / "run")[-1]["stopped"] == "the loss of step 8 is nan"
 
 
-def test_a_minute_is_enough(text_file: Path, tmp_path: Path) -> None:
-    outcome = job.start(small(text_file, train={"minutes": 0.0}), tmp_path / "run", Quiet())
-    assert not outcome.is_finished
-    assert job.resume(tmp_path / "run", Quiet()).exit_code == 0
+def test_a_run_out_of_time_says_so_and_goes_on_as_if_nothing_had_happened(
+    text_file: Path, tmp_path: Path
+) -> None:
+    config = small(text_file, train={"minutes": 0.0})
+    outcome = job.start(config, tmp_path / "run", Quiet())
+    assert (outcome.is_finished, outcome.exit_code) == (False, 0)
+    lines = record(tmp_path / "run")
+    assert [line["event"] for line in lines] == ["start", "progress", "end"]
+    assert (lines[-1]["stopped"], lines[-1]["step"]) == ("its time was over", 1)
+    assert job.summary(tmp_path / "run")[0]["bytes"] > 0
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace("minutes = 0.0", "minutes = 100.0"))
+    assert job.resume(tmp_path / "run", Quiet()).is_finished
+    job.start(small(text_file), tmp_path / "whole", Quiet())
+    assert record(tmp_path / "run") == record(tmp_path / "whole")
+
+
+def test_tensorboard_shows_what_the_record_says(text_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    job.start(small(text_file, run={"tensorboard": True}), run, Quiet())
+    shown = EventAccumulator(str(run / "tensorboard"))
+    shown.Reload()
+    points = [line for line in record(run) if line["event"] == "progress"]
+    for tag, key in [("train/loss", "loss"), ("eval/bits_per_byte", "quality")]:
+        scalars = [(scalar.step, scalar.value) for scalar in shown.Scalars(tag)]
+        assert scalars == [(point["step"], pytest.approx(point[key])) for point in points]
+    assert shown.Scalars("topkast/blocks.0.up/forward")[-1].value == 102
 
 
 def command(text_file: Path, out: Path, steps: int) -> list[str]:
@@ -221,7 +248,8 @@ def test_a_signal_ends_with_a_checkpoint_and_says_how_to_go_on(
     assert process.returncode == code
     assert f"topkast train --resume {out}" in printed
     steps = [json.loads(p.read_text())["step"] for p in out.glob("checkpoints/step-*/manifest.json")]
-    assert max(steps) > 0
+    last = record(out)[-1]
+    assert (last["stopped"], last["step"]) == (f"{signal.Signals(number).name} came", max(steps))
 
 
 @pytest.mark.slow

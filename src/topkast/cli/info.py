@@ -22,7 +22,7 @@ _EXTRAS = {
     "onnx": "export --format onnx",
     "onnxscript": "export --format onnx",
     "onnxruntime": "checking what was exported to ONNX",
-    "tensorboard": "train --tensorboard true",
+    "tensorboard": "train --tensorboard",
 }
 
 

@@ -26,7 +26,10 @@ def add_parser(commands: Any) -> None:
         group = parser.add_argument_group(_TITLES[name])
         for option, rule in rules(section).items():
             if option != "task":
-                group.add_argument(_flag(option), metavar=_metavar(rule), help=_help(section, option, rule))
+                # A switch may be given alone.
+                switch: dict[str, Any] = {"nargs": "?", "const": "true"} if rule.kind is bool else {}
+                text = _help(section, option, rule)
+                group.add_argument(_flag(option), metavar=_metavar(rule), help=text, **switch)
         if name == "run":
             group.add_argument("--out", type=Path, metavar="RUN", help="folder of the run (runs/…)")
             group.add_argument(
@@ -34,6 +37,7 @@ def add_parser(commands: Any) -> None:
             )
             group.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run")
             group.add_argument("--dry-run", action="store_true", help="what it would take, without training")
+            group.add_argument("--no-report", action="store_true", help="make no page at the end")
             group.add_argument("--quiet", action="store_true", help="show nothing but the end")
     parser.set_defaults(run=run)
 
@@ -54,12 +58,13 @@ def run(options: argparse.Namespace) -> int:
         out = options.out or _free_folder(config)
         display.note(f"run folder: {out}")
         outcome = job.start(config, out, display)
+    if outcome.exit_code == 0:  # to its end, or to that of its time
+        print(_summary(outcome.folder))
+        if not options.no_report:
+            print(_report(outcome.folder))
     if not outcome.is_finished:
         print(f"stopped, with a checkpoint; go on with: topkast train --resume {outcome.folder}")
-        return outcome.exit_code
-    print(_summary(outcome.folder))
-    print(_report(outcome.folder))
-    return 0
+    return outcome.exit_code
 
 
 def _given(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -157,5 +162,5 @@ def _metavar(rule: Rule) -> str:
 def _help(section: type, option: str, rule: Rule) -> str:
     default = getattr(section(), option)
     shown = ",".join(default) if isinstance(default, tuple) else default
-    text = rule.help if default in (None, ()) else f"{rule.help} ({shown})"
+    text = rule.help if default in (None, (), False) else f"{rule.help} ({shown})"
     return text.replace("%", "%%")

@@ -112,6 +112,7 @@ class RunOptions:
     evaluate_every: int | None = option(int, None, "steps between evaluations (50)", least=1, metavar="N")
     checkpoint_every: int | None = option(int, None, "steps between checkpoints (100)", least=1, metavar="N")
     keep: int = option(int, 2, "checkpoints that are kept, besides the best", least=1, metavar="N")
+    tensorboard: bool = option(bool, False, "write RUN/tensorboard as well")
 
 
 @dataclass(frozen=True)

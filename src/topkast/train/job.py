@@ -21,6 +21,7 @@ from topkast.train.metrics import read_metrics
 from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.session import Session
 from topkast.train.task import Task
+from topkast.train.tensorboard import summary_writer
 from topkast.train.trained import CONFIG
 from topkast.train.trainer import Trainer
 
@@ -48,6 +49,8 @@ def start(config: Config, out: Path, display: Display) -> Outcome:
         OSError: The folder, or data, cannot be used.
         Stopped: Training failed; the message says from where it can go on.
     """
+    if config.run.tensorboard:
+        summary_writer()  # what is missing is said before anything is written
     task = make_task(config)
     config = resolve(config, task)
     trainer = _build(config, task)
@@ -139,7 +142,7 @@ def summary(folder: Path) -> list[dict[str, Any]]:
                 "quality": last["quality"],
                 "parameters": first["parameters"]["used"],
                 "seconds_per_step": per_step,
-                "bytes": None if ended is None else ended["bytes"]["sparse"],
+                "bytes": None if ended is None else ended["bytes"].get("sparse"),
             }
         )
     for line in lines:

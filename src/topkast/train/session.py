@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from topkast.train.checkpoint import Retention
 from topkast.train.display import Display
 from topkast.train.folder import RunFolder
 from topkast.train.interrupt import Interrupt
+from topkast.train.tensorboard import TensorBoard
 from topkast.train.trainer import NotFinite, Trainer
 
 
@@ -59,6 +61,7 @@ class Session:
         self.tally = Tally(flops_per_step=float(events.count_flops(trainer).total))
         self.curve: list[list[float]] = []
         self._start = events.start(trainer, name)
+        self._board: TensorBoard | None = None
 
     # ---- checkpoints ----------------------------------------------------------------------------------
 
@@ -105,21 +108,41 @@ class Session:
         """
         steps = self.trainer.config.train.steps
         assert steps is not None
+        if self.folder is not None and self.trainer.config.run.tensorboard:
+            name = self.trainer.task.quality_name
+            self._board = TensorBoard(self.folder.path, self.trainer.step, name)
         if self.trainer.step == 0:
             self._record(self._start)
         self.display.begin(self.name, self._start, self.trainer.step)
         try:
             while self.trainer.step < steps:
                 self._step()
-                is_out_of_time = deadline is not None and time.monotonic() > deadline
-                if interrupt.signal is not None or is_out_of_time:
-                    self.save()
+                if interrupt.signal is not None:
+                    self._stop(f"{signal.Signals(interrupt.signal).name} came")
+                    return False
+                if deadline is not None and time.monotonic() > deadline:
+                    self._stop("its time was over", is_hurried=False)
                     return False
                 if self.trainer.step % (self.trainer.config.run.checkpoint_every or steps) == 0:
                     self.save()
         finally:
             self.display.finish()
+            if self._board is not None:
+                self._board.close()
         return True
+
+    def _stop(self, why: str, *, is_hurried: bool = True) -> None:
+        """Saves, then says why in the record: a resumed run goes back to before these lines."""
+        self.save()
+        if self.folder is None:
+            return
+        if not is_hurried and self.tally.losses:
+            self._evaluate()
+        self._record(self._last_line(why, {} if is_hurried else events.held(self.trainer)))
+
+    def _last_line(self, stopped: str | None, bytes_held: dict[str, Any]) -> dict[str, Any]:
+        per_step = self.tally.seconds / max(1, self.trainer.step)
+        return events.end(self.trainer, seconds_per_step=per_step, bytes_held=bytes_held, stopped=stopped)
 
     def _step(self) -> None:
         config = self.trainer.config
@@ -127,6 +150,7 @@ class Session:
         try:
             loss = self.trainer.take_step()
         except NotFinite as error:
+            self._record(self._last_line(str(error), {}))
             raise Stopped(f"{error}; the step was not taken. {self._way_out()}") from error
         self.tally.seconds += time.perf_counter() - started
         self.tally.flops += self.tally.flops_per_step
@@ -152,13 +176,7 @@ class Session:
 
     def end(self) -> dict[str, Any]:
         """The last line of the record."""
-        steps = max(1, self.trainer.step)
-        event = events.end(
-            self.trainer,
-            seconds_per_step=self.tally.seconds / steps,
-            bytes_held=events.held(self.trainer),
-            stopped=None,
-        )
+        event = self._last_line(None, events.held(self.trainer))
         if not self.tally.has_ended:
             self._record(event)
             self.tally.has_ended = True
@@ -182,6 +200,8 @@ class Session:
     def _record(self, event: dict[str, Any]) -> None:
         if self.folder is not None:
             self.folder.metrics.append(event)
+        if self._board is not None:
+            self._board.write(event)
 
     def _way_out(self) -> str:
         if self.folder is None:
