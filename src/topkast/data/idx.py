@@ -35,12 +35,18 @@ def read_idx(path: Path) -> Tensor:
 
 def read_images(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     """Images in [0, 1] and labels of one part ("train" or "t10k") of an MNIST-like folder."""
+    images, labels = read_byte_images(folder, part)
+    return images.float() / 255, labels
+
+
+def read_byte_images(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """The same with images as uint8."""
     images, labels = (
         read_idx(_find(folder, f"{part}-{kind}-ubyte")) for kind in ("images-idx3", "labels-idx1")
     )
     if len(images) != len(labels):
         raise ValueError(f"{folder}: {len(images)} {part} images but {len(labels)} labels")
-    return images.float() / 255, labels.long()
+    return images, labels.long()
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from topkast.data.replaced import replaced
 from topkast.data.vocabulary import Vocabulary
 
 INDEX = "topkast-words.json"
@@ -54,7 +52,7 @@ class WordCache:
         """Writes the ids of a part as they come, and returns their SHA-256."""
         self.folder.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
-        with _replaced(self._file(name)) as file:
+        with replaced(self._file(name)) as file:
             header = {"descr": "<i4", "fortran_order": False, "shape": (count,)}
             np.lib.format.write_array_header_1_0(file, header)
             for some in ids:
@@ -71,7 +69,7 @@ class WordCache:
             "words_sha256": _digest_of_words(vocabulary),
             "words": vocabulary.words,
         }
-        with _replaced(self.folder / INDEX) as file:
+        with replaced(self.folder / INDEX) as file:
             file.write(json.dumps(index, ensure_ascii=False).encode())
 
     def _file(self, name: str) -> Path:
@@ -83,18 +81,6 @@ class WordCache:
         if array.dtype != np.int32 or array.ndim != 1 or hashlib.sha256(array.data).hexdigest() != digest:
             raise ValueError(f"{self._file(name)} is damaged")
         return torch.from_numpy(array)
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` once it is whole, and leaves nothing behind otherwise."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _digest_of_words(vocabulary: Vocabulary) -> str:
