@@ -18,6 +18,7 @@ import numpy as np
 
 _OPERATIONS = {
     *("PROTO", "STOP", "MARK", "NONE", "NEWFALSE", "NEWTRUE", "BININT", "BININT1", "BININT2"),
+    *("LONG1", "BINUNICODE"),
     *("SHORT_BINSTRING", "BINSTRING", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS"),
     *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "GLOBAL", "REDUCE", "BUILD"),
     *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
@@ -118,13 +119,14 @@ def _images(path: Path, data: Any) -> np.ndarray:
         raise ValueError(rule)
     _, shape, kind, is_fortran, content = state
     is_of_bytes = isinstance(kind, _Type) and kind.arguments[:1] == (b"u1",) and isinstance(content, bytes)
-    if not is_of_bytes or is_fortran:
-        raise ValueError(f"{rule}, in order of rows")
+    if not is_of_bytes:
+        raise ValueError(f"{rule}, got another type")
     if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != _PIXELS:
         raise ValueError(f"{rule}, got shape {shape!r}"[:500])
     if shape[0] * _PIXELS != len(content) or not content:
         raise ValueError(f"{rule}, got {len(content):,} bytes for shape {shape}")
-    return np.frombuffer(content, np.uint8).reshape(-1, 3, 32, 32)
+    array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")
+    return np.ascontiguousarray(array).reshape(-1, 3, 32, 32)
 
 
 def _labels(path: Path, labels: Any, count: int) -> np.ndarray:
