@@ -7,6 +7,7 @@ import synthetic_runs as made
 
 from topkast.cli.main import main
 from topkast.report import read_run, write_comparison
+from topkast.report.groups import group
 
 
 def sparse(name: str = "Top-KAST 95/90", floor: float = 2.5, **fields: object) -> list[made.Event]:
@@ -80,3 +81,24 @@ def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
         write_comparison([run, run], tmp_path / "page.html")
     with pytest.raises(ValueError, match="takes at least two runs, got 1"):
         write_comparison([run], tmp_path / "page.html")
+
+
+CONFIG = '[train]\nseed = {}\nlr = {}\n[method]\nmethod = "topkast"\n'
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_line(tmp_path: Path) -> None:
+    folders = []
+    for seed, floor, lr in [(0, 2.0, 1), (1, 2.4, 1), (2, 3.0, 2)]:
+        folders.append(made.write(tmp_path / f"seed{seed}", sparse(floor=floor)))
+        (folders[-1] / "config.toml").write_text(CONFIG.format(seed, lr))
+    runs = [read_run(folder) for folder in folders]
+    together, alone = group(runs)
+    assert [run.folder.name for run in together.runs] == ["seed0", "seed1"]
+    assert together.mean == pytest.approx((runs[0].last.quality + runs[1].last.quality) / 2)
+    assert together.deviation == pytest.approx(0.4 / 2**0.5)
+    assert [point.step for point in together.points] == [100, 200, 300, 400]
+    assert together.points[-1].quality == pytest.approx(together.mean)
+    assert alone.points is runs[2].points
+    page = words(write_comparison(runs, tmp_path / "page.html"))
+    assert "± 0.28 (2 seeds)" in page
+    assert "Top-KAST 95/<wbr>90 (seed2)" in page

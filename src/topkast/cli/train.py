@@ -8,80 +8,53 @@ from pathlib import Path
 from typing import Any
 
 from topkast.bench.plot import load_matplotlib
+from topkast.cli.options import add_options, given
 from topkast.report import read_run, write_report
 from topkast.train import events, job
-from topkast.train.config import SECTIONS, TASKS, Config, read_config
+from topkast.train.config import TASKS, Config, read_config
 from topkast.train.display import make_display
-from topkast.train.options import Rule, rules
 from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.trainer import Trainer
-
-_TITLES = {"data": "data", "model": "network", "method": "sparsity", "train": "training", "run": "the run"}
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("train", help="train a network, always sparse")
     parser.add_argument("task", nargs="?", choices=TASKS, help="text (default) or images")
-    for name, section in SECTIONS.items():
-        group = parser.add_argument_group(_TITLES[name])
-        for option, rule in rules(section).items():
-            if option != "task":
-                # A switch may be given alone.
-                switch: dict[str, Any] = {"nargs": "?", "const": "true"} if rule.kind is bool else {}
-                text = _help(section, option, rule)
-                group.add_argument(_flag(option), metavar=_metavar(rule), help=text, **switch)
-        if name == "run":
-            group.add_argument("--out", type=Path, metavar="RUN", help="folder of the run (runs/…)")
-            group.add_argument(
-                "--config", type=Path, metavar="FILE", help="options from a TOML file; flags win"
-            )
-            group.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run")
-            group.add_argument("--dry-run", action="store_true", help="what it would take, without training")
-            group.add_argument("--no-report", action="store_true", help="make no page at the end")
-            group.add_argument("--quiet", action="store_true", help="show nothing but the end")
+    add_options(parser, more=_add_run)
     parser.set_defaults(run=run)
+
+
+def _add_run(group: Any) -> None:
+    group.add_argument("--out", type=Path, metavar="RUN", help="folder of the run (runs/…)")
+    group.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file; flags win")
+    group.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run")
+    group.add_argument("--dry-run", action="store_true", help="what it would take, without training")
+    group.add_argument("--no-report", action="store_true", help="neither table nor page at the end")
+    group.add_argument("--quiet", action="store_true", help="show nothing but the end")
 
 
 def run(options: argparse.Namespace) -> int:
     display = make_display(quiet=options.quiet)
-    given = _given(options)
+    values = given(options)
     if options.resume is not None:
-        if given or options.config is not None or options.out is not None:
+        if values or options.config is not None or options.out is not None:
             raise ValueError("--resume takes everything from the run: give no other option with it")
         display.note(f"going on with {options.resume}")
         outcome = job.resume(options.resume, display)
     else:
-        config = (Config() if options.config is None else read_config(options.config)).with_values(given)
+        config = (Config() if options.config is None else read_config(options.config)).with_values(values)
         if options.dry_run:
             print(_forecast(config))
             return 0
         out = options.out or _free_folder(config)
         display.note(f"run folder: {out}")
         outcome = job.start(config, out, display)
-    if outcome.exit_code == 0:  # to its end, or to that of its time
+    if outcome.exit_code == 0 and not options.no_report:  # to its end, or to that of its time
         print(_summary(outcome.folder))
-        if not options.no_report:
-            print(_report(outcome.folder))
+        print(_report(outcome.folder))
     if not outcome.is_finished:
         print(f"stopped, with a checkpoint; go on with: topkast train --resume {outcome.folder}")
     return outcome.exit_code
-
-
-def _given(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What the flags say, by section."""
-    values: dict[str, dict[str, Any]] = {}
-    if options.task is not None:
-        values["data"] = {"task": options.task}
-    for name, section in SECTIONS.items():
-        for option, rule in rules(section).items():
-            text = None if option == "task" else getattr(options, option)
-            if text is None:
-                continue
-            try:
-                values.setdefault(name, {})[option] = rule.parse(text)
-            except ValueError as error:
-                raise ValueError(f"{_flag(option)} {error}") from None
-    return values
 
 
 def _free_folder(config: Config) -> Path:
@@ -125,17 +98,18 @@ def _forecast(config: Config) -> str:
 def _summary(folder: Path) -> str:
     rows = job.summary(folder)
     first = next(line for line in job.read_metrics(folder / job.METRICS) if line["event"] == "start")
-    quality = f"held-out {first['quality_name']}"
-    lines = ["", f"{'':22}  {quality:>22}  {'parameters':>12}  {'ms per step':>11}  {'MB':>7}"]
+    name = first["quality_name"]
+    lines = ["", f"{'':22}  {name:>13}  {'parameters':>12}  {'ms per step':>11}  {'MB':>7}"]
     for row in rows:
         size = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.2f}"
+        quality = "not finite" if row["quality"] is None else f"{row['quality']:.3f}"
         lines.append(
-            f"{row['name']:22}  {row['quality']:22.3f}  {row['parameters']:12,}  "
+            f"{row['name']:22}  {quality:>13}  {row['parameters']:12,}  "
             f"{1000 * row['seconds_per_step']:11.1f}  {size:>7}"
         )
     better = "higher" if first["higher_is_better"] else "lower"
     lines.append(
-        f"({first['quality_name']}: {better} is better; parameters in use; MB of all that is trained)"
+        f"({name} on held-out data, {better} is better; parameters in use; MB of all that is trained)"
     )
     return "\n".join(lines)
 
@@ -147,20 +121,3 @@ def _report(folder: Path) -> str:
     except ImportError as error:
         return f"no report: {error}; then `topkast report {folder}` makes it"
     return f"report: {write_report(read_run(folder))}"
-
-
-def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
-
-
-def _metavar(rule: Rule) -> str:
-    if rule.metavar is not None:
-        return rule.metavar
-    return {int: "N", float: "X", str: "NAME", bool: "BOOL"}[rule.kind]
-
-
-def _help(section: type, option: str, rule: Rule) -> str:
-    default = getattr(section(), option)
-    shown = ",".join(default) if isinstance(default, tuple) else default
-    text = rule.help if default in (None, (), False) else f"{rule.help} ({shown})"
-    return text.replace("%", "%%")

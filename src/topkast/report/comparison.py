@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from topkast.report.costs import final_figure
 from topkast.report.drawings import Drawing, save
+from topkast.report.groups import Group, group
 from topkast.report.page import check_target, notes, render
 from topkast.report.runs import Point, Reference, Run
 from topkast.report.sections import Section, every_drawing, qualities
@@ -27,7 +29,7 @@ from topkast.report.words import (
     size,
 )
 
-_AFTER = ("steps", "parameters in use", "FLOPs per step", "bytes", "time per step")
+_AFTER = ("steps", "parameters in use", "FLOPs per step", "bytes", "time per step", "peak of the process")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Contender:
     """A run, or a reference that one of the runs brought along."""
 
     quality: float
+    seeds: Sequence[float]
     points: Sequence[Point]
     row: tuple[str, ...]
 
@@ -42,7 +45,8 @@ class Contender:
 def write_comparison(runs: Sequence[Run], out: Path) -> Path:
     """Writes one page of several runs; its figures go into a folder beside it, `NAME-figures`.
 
-    A reference such as "dense" appears once, from the first run that has it.
+    Runs that differ in their seed alone are one line: their mean, with the standard deviation. A reference
+    such as "dense" appears once, from the first run that has it.
 
     Returns:
         The page.
@@ -57,11 +61,12 @@ def write_comparison(runs: Sequence[Run], out: Path) -> Path:
     first, contenders = runs[0], _contenders(runs)
     curves = {name: c.points for name, c in contenders.items() if c.points}
     last = {name: c.quality for name, c in contenders.items()}
+    seeds = {name: c.seeds for name, c in contenders.items() if len(c.seeds) > 1}
     final = Drawing(
         "final_quality",
         f"Held-out {bare(first.quality_name)} at the end",
-        "Of each run's last record and of each reference, the best on top.",
-        final_figure(last, first.quality_name, first.higher_is_better),
+        "Of each run's last record and of each reference, the best on top. Dots are the seeds.",
+        final_figure(last, first.quality_name, first.higher_is_better, seeds),
     )
     sections = [Section("Held-out quality", [*qualities(curves, first), final])]
     folder = out.with_name(f"{out.stem}-figures")
@@ -97,31 +102,34 @@ def _check(runs: Sequence[Run]) -> None:
 
 
 def _contenders(runs: Sequence[Run]) -> dict[str, Contender]:
-    found: dict[str, Contender] = {}
-    names = [run.name for run in runs]
-    for run in runs:
-        name = run.name if names.count(run.name) == 1 else f"{run.name} ({run.folder.name})"
-        while name in found:  # folders of one name in different places
-            name += " again"
-        found[name] = Contender(run.last.quality, run.points, _row(run))
+    found = {
+        together.name: Contender(together.mean, together.qualities, together.points, _row(together))
+        for together in group(runs)
+    }
     for run in runs:
         for reference in run.references.values():
             if reference.name not in found:
                 row = _reference_row(reference)
-                found[reference.name] = Contender(reference.quality, reference.points, row)
+                found[reference.name] = Contender(reference.quality, [], reference.points, row)
     return found
 
 
-def _row(run: Run) -> tuple[str, ...]:
+def _row(together: Group) -> tuple[str, ...]:
+    run = together.first
     used, spent = run.parameters.get("used", math.nan), run.flops_per_step.get("sparse", math.nan)
     held = run.bytes
+    reached = number(together.mean)
+    if len(together.runs) > 1:
+        reached += f" ± {together.deviation:.2g} ({len(together.runs)} seeds)"
+    peaks = [r.end.peak_rss for r in together.runs if r.end is not None and r.end.peak_rss is not None]
     return (
-        number(run.last.quality),
+        reached,
         f"{run.last.step:,}",
         _with_share(count(used), of_whole(used, run.parameters.get("dense", math.nan))),
         _with_share(flops(spent), of_whole(spent, run.flops_per_step.get("dense", math.nan))),
         MISSING if held is None else _with_share(size(held.sparse), of_whole(held.sparse, held.dense)),
-        duration(run.seconds_per_step),
+        duration(statistics.fmean(r.seconds_per_step for r in together.runs)),
+        size(max(peaks)) if peaks else MISSING,
     )
 
 
@@ -137,6 +145,7 @@ def _reference_row(reference: Reference) -> tuple[str, ...]:
         MISSING,
         size(reference.bytes),
         duration(reference.seconds_per_step),
+        MISSING,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topkast.report.runs import PARTS, Bytes, Run
@@ -86,17 +86,28 @@ def time_figure(run: Run) -> Any:
 
 
 @styled
-def final_figure(qualities: Mapping[str, float], quality_name: str, higher_is_better: bool) -> Any:
-    """Held-out quality at the end of each run, best on top, coloured as their curves are."""
+def final_figure(
+    qualities: Mapping[str, float],
+    quality_name: str,
+    higher_is_better: bool,
+    seeds: Mapping[str, Sequence[float]] | None = None,
+) -> Any:
+    """Held-out quality at the end of each run, best on top, coloured as their curves are; seeds as dots."""
     known = [name for name, value in qualities.items() if math.isfinite(value)]
     best_first = sorted(known, key=qualities.__getitem__, reverse=higher_is_better)
     better = "higher" if higher_is_better else "lower"
     colors = {name: color for name, (color, _) in looks(qualities).items()}
     values = {name: qualities[name] for name in best_first}
-    return _bars(values, f"held-out {label(quality_name)} at the end\n({better} is better)", colors)
+    what = f"held-out {label(quality_name)} at the end\n({better} is better)"
+    return _bars(values, what, colors, seeds or {})
 
 
-def _bars(values: Mapping[str, float], what: str, colors: Mapping[str, str]) -> Any:
+def _bars(
+    values: Mapping[str, float],
+    what: str,
+    colors: Mapping[str, str],
+    dots: Mapping[str, Sequence[float]] | None = None,
+) -> Any:
     values = {name: value for name, value in values.items() if math.isfinite(value)}
     figure, axes = new_figure(height=1.2 + 0.42 * max(1, len(values)))
     if not values:
@@ -104,7 +115,9 @@ def _bars(values: Mapping[str, float], what: str, colors: Mapping[str, str]) -> 
         return figure
     for row, (name, value) in enumerate(values.items()):
         axes.barh(row, value, _BAR, color=colors.get(name, "#9A9A9A"))
-        _value(axes, value, row, f"{value:.4g}")
+        seeds = (dots or {}).get(name, ())
+        axes.plot(seeds, [row] * len(seeds), "o", ms=3, mfc="white", mec="black", mew=0.7, ls="")
+        _value(axes, max([value, *seeds]), row, f"{value:.4g}")
     _dress_bars(axes, list(values), what)
     return figure
 

@@ -10,7 +10,7 @@ FOLDER = "tensorboard"
 
 
 def summary_writer() -> Any:
-    """torch's writer.
+    """The writer of torch.
 
     Raises:
         ImportError: The package tensorboard is missing.

@@ -1,0 +1,75 @@
+"""A run's options as flags of a command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection
+from typing import Any
+
+from topkast.train.config import SECTIONS
+from topkast.train.options import Rule, rules
+
+_TITLES = {"data": "data", "model": "network", "method": "sparsity", "train": "training", "run": "the run"}
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    *,
+    without: Collection[str] = ("task",),
+    more: Callable[[Any], None] | None = None,
+) -> None:
+    """Adds a flag for every option, by section.
+
+    Args:
+        parser: Of the command.
+        without: Options that the command has in another form, or not at all.
+        more: Adds what else belongs to the last section.
+    """
+    for name, section in SECTIONS.items():
+        group = parser.add_argument_group(_TITLES[name])
+        for option, rule in rules(section).items():
+            if option not in without:
+                # A switch may be given alone.
+                switch: dict[str, Any] = {"nargs": "?", "const": "true"} if rule.kind is bool else {}
+                text = _help(section, option, rule)
+                group.add_argument(_flag(option), metavar=_metavar(rule), help=text, **switch)
+        if name == "run" and more is not None:
+            more(group)
+
+
+def given(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What the flags say, by section.
+
+    Raises:
+        ValueError: A value of another kind; the flag is named.
+    """
+    values: dict[str, dict[str, Any]] = {}
+    if options.task is not None:
+        values["data"] = {"task": options.task}
+    for name, section in SECTIONS.items():
+        for option, rule in rules(section).items():
+            text = None if option == "task" else getattr(options, option, None)
+            if text is None:
+                continue
+            try:
+                values.setdefault(name, {})[option] = rule.parse(text)
+            except ValueError as error:
+                raise ValueError(f"{_flag(option)} {error}") from None
+    return values
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+def _metavar(rule: Rule) -> str:
+    if rule.metavar is not None:
+        return rule.metavar
+    return {int: "N", float: "X", str: "NAME", bool: "BOOL"}[rule.kind]
+
+
+def _help(section: type, option: str, rule: Rule) -> str:
+    default = getattr(section(), option)
+    shown = ",".join(default) if isinstance(default, tuple) else default
+    text = rule.help if default in (None, (), False) else f"{rule.help} ({shown})"
+    return text.replace("%", "%%")
