@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from topkast.data import cifar
 from topkast.data.cifar import CLASSES, MD5, read_cifar10
@@ -149,6 +152,27 @@ def test_damaged_python_batches_are_named(raw: bytes, message: str, tmp_path: Pa
     path.write_bytes(raw)
     with pytest.raises(ValueError, match=message):
         read_batch_pickle(path)
+
+
+@given(
+    # What is not pixels is at the two ends.
+    changes=st.lists(
+        st.tuples(st.integers(-60, 300), st.binary(min_size=1, max_size=4)), min_size=1, max_size=4
+    )
+)
+def test_whatever_is_changed_in_a_pickle_it_is_read_or_named(changes: list[tuple[int, bytes]]) -> None:
+    content = bytearray(_python_2_pickle(_records(count=3)))
+    for where, what in changes:
+        at = where % len(content)
+        content[at : at + len(what)] = what
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "data_batch_1"
+        path.write_bytes(content)
+        try:
+            images, labels = read_batch_pickle(path)
+            assert images.shape == (len(labels), 3, 32, 32)
+        except ValueError as error:
+            assert str(path) in str(error)
 
 
 @pytest.mark.parametrize("form", [".bin", "python"])

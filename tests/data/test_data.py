@@ -76,6 +76,12 @@ def test_damaged_idx_files_are_named(raw: bytes, message: str, tmp_path: Path) -
         read_idx(tmp_path / "x")
 
 
+def test_a_cut_gzipped_idx_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(idx((2, 3), bytes(range(6))))[:-9])
+    with pytest.raises(ValueError, match=r"a\.gz is damaged: .*; get the file again"):
+        read_idx(tmp_path / "a.gz")
+
+
 def test_a_folder_without_its_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         FileNotFoundError, match="has neither train-images-idx3-ubyte.gz nor train-images-idx3-ubyte"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from topkast.data.find import SOURCES, find
 from topkast.data.packed import Packed, locate
@@ -80,6 +84,36 @@ def test_damaged_zips_are_named(tmp_path: Path) -> None:
     path.write_bytes(encrypted)
     with pytest.raises(ValueError, match="is damaged: .*encrypted"):
         Packed(path, "text").read(1 << 20)
+
+
+def _zip(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("folder/text", content)
+    return file.getvalue()
+
+
+@given(
+    suffix=st.sampled_from([".gz", ".xz", ".bz2", ".zip"]),
+    changes=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size=4)), min_size=1, max_size=4
+    ),
+)
+def test_whatever_is_changed_the_file_is_read_or_named(
+    suffix: str, changes: list[tuple[float, bytes]]
+) -> None:
+    content = bytearray((PACK | {".zip": _zip})[suffix](TEXT))
+    for where, what in changes:
+        at = int(where * len(content))
+        content[at : at + len(what)] = what
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"text{suffix}"
+        path.write_bytes(content)
+        try:
+            found = locate(path, ["text"]) if suffix == ".zip" else Packed(path)
+            assert found is None or len(found.read(1 << 16)) <= 1 << 16
+        except ValueError as error:
+            assert str(path) in str(error)
 
 
 def test_a_given_path_comes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

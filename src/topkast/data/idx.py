@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 from pathlib import Path
 
@@ -10,16 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topkast.data.packed import Packed
+
 _UNSIGNED_BYTE = 8
+# A file that unpacks to more than any such set has is hostile.
+_MOST_BYTES = 1 << 31
 
 
 def read_idx(path: Path) -> Tensor:
     """The array in an idx file of unsigned bytes.
 
     Raises:
-        ValueError: Not an idx file of bytes, or shorter or longer than its header says.
+        ValueError: Damaged, not an idx file of bytes, or shorter or longer than its header says.
     """
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    raw = Packed(path).read(_MOST_BYTES)
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != _UNSIGNED_BYTE:
         raise ValueError(f"{path} is not an idx file of unsigned bytes")
     dims = raw[3]
@@ -29,8 +32,7 @@ def read_idx(path: Path) -> Tensor:
     shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", count=dims, offset=4))
     if len(raw) - header != math.prod(shape):
         raise ValueError(f"{path} must hold {shape} bytes after its header, got {len(raw) - header}")
-    data = np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
-    return torch.from_numpy(data.copy())
+    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=header).reshape(shape))
 
 
 def read_images(folder: Path, part: str) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import hashlib
 import lzma
@@ -17,8 +18,11 @@ from typing import IO
 SUFFIXES = ("", ".gz", ".xz", ".bz2")
 _OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}  # pyright: ignore[reportAssignmentType]
 _BLOCK = 1 << 20
-# What the decoders raise for data that they cannot unpack.
-_DAMAGE = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile)
+# What decoders raise for data that they cannot unpack; the last two are a zip's, for a version and for names.
+_DAMAGE = (
+    *(EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile),
+    *(NotImplementedError, UnicodeDecodeError),
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ def damage_named(what: str) -> Iterator[None]:
     except _DAMAGE as error:
         raise ValueError(f"{what} is damaged: {error or type(error).__name__}; get the file again") from None
     except OSError as error:
-        if error.errno is None:  # bz2 says so of data that it cannot unpack
+        # bz2 has no number for data that it cannot unpack; a zip that is led to before its start has EINVAL.
+        if error.errno in (None, errno.EINVAL):
             raise ValueError(f"{what} is damaged: {error}; get the file again") from None
         raise
 
