@@ -27,7 +27,8 @@ def test_several_runs_go_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     page = words(out)
     assert "2 runs of the task “text”" in page
     assert "Best is dense with 2.43 held-out bits per byte (lower is better)." in page
-    assert "80,000 (15.1 % of dense)" in page
+    assert "parameters in use (of dense)" in page
+    assert "80,000 (15.1 %)" in page
     names = ("quality_by_step", "quality_by_flops", "quality_by_time", "final_quality")
     files = {path.name for path in (tmp_path / "comparison-figures").iterdir()}
     assert files == {f"{name}.{kind}" for name in names for kind in ("svg", "png")}

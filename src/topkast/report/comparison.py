@@ -29,7 +29,8 @@ from topkast.report.words import (
     size,
 )
 
-_AFTER = ("steps", "parameters in use", "FLOPs per step", "bytes", "time per step", "peak of the process")
+_SHARED = ("parameters in use", "FLOPs per step", "bytes")
+_AFTER = ("steps", *(f"{name} (of dense)" for name in _SHARED), "time per step", "peak of the process")
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _row(together: Group) -> tuple[str, ...]:
 
 
 def _with_share(text: str, share: float) -> str:
-    return f"{text} ({percent(share)} of dense)" if math.isfinite(share) and share != 1 else text
+    return f"{text} ({percent(share)})" if math.isfinite(share) and share != 1 else text
 
 
 def _reference_row(reference: Reference) -> tuple[str, ...]:
