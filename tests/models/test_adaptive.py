@@ -84,6 +84,15 @@ def test_a_tail_without_targets_costs_nothing_and_breaks_nothing() -> None:
     assert not softmax.tables[1].weight.grad.any()  # pyright: ignore
 
 
+def test_ignored_targets_cost_nothing() -> None:
+    hidden, targets = torch.randn(3, 12), torch.tensor([3, -100, 15])
+    for clusters in (CUT, Clusters(20, 12, 12)):
+        softmax = AdaptiveSoftmax(clusters)
+        loss = softmax.nll(hidden, targets)
+        assert loss[1] == 0
+        torch.testing.assert_close(loss[[0, 2]], softmax.nll(hidden[[0, 2]], targets[[0, 2]]))
+
+
 def test_a_transposed_layer_shares_its_weight() -> None:
     layer = nn.Linear(3, 5, bias=False)
     x = torch.randn(2, 5)

@@ -52,7 +52,7 @@ def example(length: int, memory: int) -> tuple[RelativeAttention, Tensor, Tensor
 
 
 @pytest.mark.parametrize(("length", "memory"), [(1, 0), (1, 4), (5, 0), (5, 3), (4, 9)])
-@pytest.mark.parametrize("block", [128, 2])
+@pytest.mark.parametrize("block", [256, 2])
 def test_attention_is_the_equation(
     length: int, memory: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_attention_is_the_equation(
     torch.testing.assert_close(out.double(), naive(model, h, context), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("block", [128, 2])
+@pytest.mark.parametrize("block", [256, 2])
 def test_gradients_are_those_of_the_equation(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relative, "_BLOCK", block)
     model, _, context = example(5, 3)

@@ -120,6 +120,18 @@ def test_the_loss_is_that_of_the_logits(clusters: dict[str, Any]) -> None:
     torch.testing.assert_close(loss, expected)
 
 
+def test_the_loss_is_the_mean_of_what_counts() -> None:
+    model = strong()
+    symbols, targets = torch.randint(30, (2, 9)), torch.randint(30, (2, 9))
+    log_prob, _ = model.log_prob(symbols)
+    targets[0, 3:] = -100
+    expected = -torch.cat(
+        [log_prob[0, :3].gather(1, targets[0, :3, None]), log_prob[1].gather(1, targets[1, :, None])]
+    ).mean()
+    torch.testing.assert_close(model.loss(symbols, targets)[0], expected)
+    assert model.loss(symbols, torch.full_like(targets, -100))[0] == 0
+
+
 def test_gradients_reach_every_parameter_but_not_the_memory() -> None:
     model = strong(memory_length=4, cutoffs=(5, 15), div_val=2, tie_projections=(False, True, True))
     _, memory = model(torch.randint(30, (2, 4)))

@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# A target that does not count, as `F.cross_entropy` has it by default.
+IGNORED = -100
+
 
 @dataclass(frozen=True)
 class Clusters:
@@ -186,16 +189,16 @@ class AdaptiveSoftmax(nn.Module):
 
         Args:
             hidden: (…, d_model).
-            targets: (…) symbols.
+            targets: (…) symbols, or `IGNORED`.
 
         Returns:
-            (…), of the shape of `targets`.
+            (…), of the shape of `targets`; zero where they are to be ignored.
         """
         h, flat = hidden.flatten(0, -2), targets.flatten()
         if self.tails is None:
             return F.cross_entropy(self._logits(0, h), flat, reduction="none").view_as(targets)
         size = self.clusters.cutoffs[0]
-        # Which entry of the head's softmax: the symbol itself, or its tail.
+        # Which entry of the head's softmax: the symbol itself, or its tail. `IGNORED` stays as it is.
         bounds = torch.tensor(self.clusters.cutoffs, device=flat.device)
         cluster = torch.bucketize(flat, bounds, right=True)
         entry = torch.where(cluster == 0, flat, size - 1 + cluster)

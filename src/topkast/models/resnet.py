@@ -59,6 +59,11 @@ class ResNet50(nn.Module):
         return self.head(self.stages(h).mean((2, 3)))
 
 
+def resnet50(num_classes: int = 1000, *, width: int = 64, zero_init: bool = False) -> ResNet50:
+    """The published network; see `ResNet50`."""
+    return ResNet50(num_classes, width=width, zero_init=zero_init)
+
+
 class Bottleneck(nn.Module):
     """1×1 to `inner` channels, 3×3, 1×1 to four times as many, and the input added to it.
 

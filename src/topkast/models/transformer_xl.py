@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topkast.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
+from topkast.models.adaptive import IGNORED, AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from topkast.models.relative import RelativeAttention, drop, positions_of
 
 
@@ -127,15 +127,16 @@ class TransformerXL(nn.Module):
 
         Args:
             symbols: (batch, length).
-            targets: (batch, length), what came next.
+            targets: (batch, length), what came next; -100 where it does not count.
             memory: See `forward`.
         """
         if targets.shape != symbols.shape:
             shape, wanted = tuple(targets.shape), tuple(symbols.shape)
             raise ValueError(f"`targets` must have the shape of `symbols` {wanted}, got {shape}")
-        self._check_symbols("targets", targets)
+        self._check_symbols("targets", targets.masked_fill(targets == IGNORED, 0))
         hidden, remembered = self.hidden(symbols, memory)
-        return self.softmax.nll(hidden, targets).mean(), remembered
+        nll, num_counted = self.softmax.nll(hidden, targets), (targets != IGNORED).sum()
+        return nll.sum() / num_counted.clamp(min=1), remembered
 
     def log_prob(self, symbols: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities (batch, length, num_symbols) of what comes next, and the memory."""
