@@ -146,6 +146,17 @@ def test_cifar_records(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
+def test_an_empty_part_is_named(tmp_path: Path) -> None:
+    for part, count in (("train", 0), ("t10k", 2)):
+        header = bytes([0, 0, 8, 3, 0, 0, 0, count, 0, 0, 0, 1, 0, 0, 0, 1])
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(header + bytes(count))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(
+            bytes([0, 0, 8, 1, 0, 0, 0, count]) + bytes(count)
+        )
+    with pytest.raises(ValueError, match="has no training images"):
+        read_folder(tmp_path)
+
+
 def test_fashion_mnist(data_folder: Path) -> None:
     images = read_folder(data_folder / "fashion-mnist")
     assert images.train[0].shape == (60_000, 1, 28, 28)

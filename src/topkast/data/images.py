@@ -50,5 +50,6 @@ def read_byte_folder(folder: Path, side: int = 32) -> ByteImages:
 
 def _from_idx(folder: Path) -> ByteImages:
     (x, y), (x_test, y_test) = (read_byte_images(folder, part) for part in ("train", "t10k"))
-    classes = tuple(str(label) for label in range(int(max(y.max(), y_test.max())) + 1))
+    count = 1 + max([*y.tolist(), *y_test.tolist()], default=-1)
+    classes = tuple(str(label) for label in range(count))
     return ByteImages((x.unsqueeze(1), y), (x_test.unsqueeze(1), y_test), classes)
