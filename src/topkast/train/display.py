@@ -9,6 +9,8 @@ from typing import Any, Protocol, TextIO
 
 from topkast.train.events import peak_memory
 
+_SHORTEST_BAR = 6
+
 
 class Display(Protocol):
     """Told of everything that happens; shows what it likes."""
@@ -105,6 +107,8 @@ class Live(Lines):
         self._task = self._bar.add_task(name, total=start["steps"], completed=step, state="")
         self._state = {"quality": "", "changed": ""}
         self._started = (time.monotonic(), step)
+        # What the counter, the time left, the spaces between and the shortest bar leave.
+        self._room = self._console.width - 2 * len(f"{start['steps']:,}") - len("/ 00:00  ") - _SHORTEST_BAR
         self._bar.start()
 
     def step(self, step: int, loss: float) -> None:
@@ -115,26 +119,21 @@ class Live(Lines):
         began, first = self._started
         rate = self._units * (step - first) / max(1e-9, now - began)
         parts = [
-            f"loss {loss:.3f}",
+            f"loss {loss:.3g}",
             self._state["quality"],
             f"{_short(rate)} {self._unit}/s",
             self._state["changed"],
             f"{peak_memory() / 1e6:,.0f} MB",
         ]
-        # What fits is shown, in this order.
-        room = self._console.width - 40
-        text = ""
-        for part in parts:
-            if part and len(text) + len(part) + 2 <= room:
-                text += ("  " if text else "") + part
+        text = fitted([part for part in parts if part], self._room)
         self._bar.update(self._task, completed=step, state=text)
 
     def progress(self, event: dict[str, Any]) -> None:
         super().progress(event)
         changed = mean_of(event, "changed")
         self._state = {
-            "quality": f"{event['quality']:.3f} {self._quality}",
-            "changed": "" if changed is None else f"A {changed:.2%} new",
+            "quality": f"held-out {event['quality']:.4g}",
+            "changed": "" if changed is None else f"A {100 * changed:.2g}% new",
         }
 
     def finish(self) -> None:
@@ -156,6 +155,16 @@ def make_display(*, quiet: bool) -> Display:
         return Live()
     except ImportError:  # the bar is an extra; lines say the same
         return Lines()
+
+
+def fitted(parts: list[str], room: int) -> str:
+    """Those parts that fit, in this order; set apart by two spaces if that leaves room for all."""
+    for gap in ("  ", " "):
+        if len(gap.join(parts)) <= room:
+            return gap.join(parts)
+    while parts and len(" ".join(parts)) > room:
+        parts = parts[:-1]
+    return " ".join(parts)
 
 
 def mean_of(event: dict[str, Any], key: str) -> float | None:
