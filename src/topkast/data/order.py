@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,10 +45,6 @@ class Order:
             raise ValueError(f"`step` must be 0 or more, got {step}")
         epoch, t = divmod(step, self.steps_per_epoch)
         return epoch, _permutation(self.count, self.seed, epoch)[t * self.batch : (t + 1) * self.batch]
-
-    def once(self) -> Iterator[Tensor]:
-        """Every example once, as they come, the last batch short: for evaluation."""
-        return iter(torch.arange(self.count).split(self.batch))
 
 
 @lru_cache(maxsize=2)  # steps of an epoch ask for it one after the other; ImageNet's takes 10 MB and 20 ms
