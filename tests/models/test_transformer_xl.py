@@ -210,6 +210,39 @@ def test_it_trains_sparse_with_exact_counts_and_tied_embeddings(clusters: dict[s
     assert not any("tables" in name for name in sparse.left_dense)
 
 
+def test_flops_are_those_of_the_shapes() -> None:
+    model = TransformerXL(60, **SIZES, memory_length=6)
+    symbols, memory = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(3, 2, 6, 16)
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.5, 0.5))
+    flops = sparse.flops((symbols, memory))
+    by_layer = {layer.name: layer.dense_forward for layer in flops.layers}
+    assert by_layer["layers.0.attention.query"] == 2 * 8 * 16 * 16
+    assert by_layer["layers.0.attention.key_value"] == 2 * 20 * 16 * 32  # memory too
+    assert by_layer["layers.0.attention.position"] == 2 * 11 * 16 * 16  # once for the whole batch
+    assert by_layer["embedding.tables.0"] == 2 * 8 * 16 * 60  # as the output layer that it is tied to
+
+
+@pytest.mark.parametrize("engine", ["native", "masked", "csr"])
+def test_a_sparse_tail_may_have_no_targets(engine: str) -> None:
+    model = TransformerXL(60, **SIZES, cutoffs=(10, 30), div_val=2)
+    topkast.sparsify(model, topkast.TopKAST(0.8, 0.5), engine=engine)
+    symbols = torch.zeros(1, 4, dtype=torch.int64)
+    loss, _ = model.loss(symbols, symbols)
+    loss.backward()
+    assert loss.isfinite()
+
+
+def test_in_half_precision_it_is_nearly_the_same() -> None:
+    model = strong(memory_length=4)
+    first, second = torch.randint(30, (2, 2, 4))
+    expected, _ = model.loss(second, second.flip(0), model(first)[1])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = model.loss(second, second.flip(0), model(first)[1])
+    assert loss.item() == pytest.approx(expected.item(), rel=0.1)
+    double = model.double()
+    torch.testing.assert_close(double.loss(second, second.flip(0), double(first)[1])[0].float(), expected)
+
+
 def test_a_projection_that_goes_both_ways_stays_dense_and_says_so() -> None:
     model = TransformerXL(60, **SIZES, d_embed=8, tie_projections=True)
     sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5))
