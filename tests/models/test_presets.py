@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import topkast
 from topkast.core.sets import Counts
@@ -30,11 +31,15 @@ PRINTED = {
 
 
 @functools.cache
+def on_meta(name: str) -> nn.Module:
+    with torch.device("meta"):
+        return preset(name).build()
+
+
+@functools.cache
 def counted(name: str, sparsity: float) -> int:
     """Of all parameters for language models, as the paper counts; of layers' weights for the others."""
-    chosen = preset(name)
-    with torch.device("meta"):
-        model = chosen.build()
+    chosen, model = preset(name), on_meta(name)
     if not sparsity:
         return sum(p.numel() for p in model.parameters())
     budget = "model" if chosen.model == "transformer-xl" else "layers"
@@ -96,8 +101,8 @@ def test_every_preset_is_a_network_with_data(name: str) -> None:
     chosen = preset(name)
     assert chosen.data in SOURCES
     assert chosen.model in CATALOGUE
+    model = on_meta(name)
     with torch.device("meta"):
-        model = chosen.build()
         if isinstance(model, TransformerXL):
             assert chosen.window is not None
             assert model.memory_length == chosen.train_memory <= chosen.eval_memory
@@ -133,9 +138,7 @@ def test_learning_rates_of_imagenet() -> None:
 def test_the_first_and_last_layer_of_resnet50_stay_dense_or_not() -> None:
     for name, dense in (("imagenet-paper", 2), ("imagenet-paper-all-sparse", 0)):
         chosen = preset(name)
-        with torch.device("meta"):
-            model = chosen.build()
-        found = survey(model, topkast.TopKAST(0.8, 0.5), keep_dense=chosen.keep_dense)
+        found = survey(on_meta(name), topkast.TopKAST(0.8, 0.5), keep_dense=chosen.keep_dense)
         assert len(found.weights) == 54 - dense
         assert all(isinstance(c, Counts) for c in found.counts.values())
 
