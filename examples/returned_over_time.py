@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import topkast
-from topkast.train.task import TextTask
+from topkast.train.text_task import TextTask
 
 PAIRS = ((0.9, 0.8), (0.95, 0.9), (0.98, 0.95))
 
@@ -28,7 +28,7 @@ def run(pair: tuple[float, float], steps: int, every: int, penalty: float) -> li
     """(step, share of C that has been in B, bytes of the reservoir per dense element)."""
     task = TextTask()
     with torch.device("meta"):
-        model = task.model()
+        model = task.network().build()
     method = topkast.TopKAST(*pair, refresh_every=10)
     skip = ["embedding", "head"]
     handle = topkast.sparsify(model, method, skip=skip, reservoir="implicit", seed=0, init="kaiming_normal")
@@ -36,7 +36,7 @@ def run(pair: tuple[float, float], steps: int, every: int, penalty: float) -> li
     generator = torch.Generator().manual_seed(0)
     curve = []
     for step in range(1, steps + 1):
-        loss = task.loss(model, generator) + penalty * handle.penalty()
+        loss = task.loss(model, step, generator) + penalty * handle.penalty()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -18,7 +18,7 @@ from topkast.models import MLP, Decoder, ResNet50
 from topkast.planning.footprint import PARTS
 from topkast.planning.forecast import Forecast, forecast, largest_sets
 from topkast.planning.traffic import ring_bytes, seconds, why_alone
-from topkast.train.task import TASKS
+from topkast.train.image_task import ImageTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -173,17 +173,17 @@ def test_the_dense_model_takes_what_is_foreseen(optimizer: str) -> None:
 
 
 def test_after_training_elements_gather_and_the_plan_is_at_most_a_little_smaller() -> None:
-    task = TASKS["images"]()
-    model, method = task.model(), topkast.TopKAST(0.98, 0.95, refresh_every=10)
+    task = ImageTask()
+    model, method = task.network().build(), topkast.TopKAST(0.98, 0.95, refresh_every=10)
     handle = topkast.sparsify(model, method, engine="native")
     optimizer = handle.attach(torch.optim.Adam(model.parameters(), lr=task.lr))
     generator = torch.Generator().manual_seed(0)
-    for _ in range(301):
+    for step in range(301):
         optimizer.zero_grad()
-        (task.loss(model, generator) + 1e-4 * handle.penalty()).backward()
+        (task.loss(model, step, generator) + 1e-4 * handle.penalty()).backward()
         if handle.weights["0"].steps < 300:
             optimizer.step()
-    plan = forecast(meta(task.model), meta(lambda: torch.empty(64, 64)), method)
+    plan = forecast(meta(task.network().build), meta(lambda: torch.empty(64, 64)), method)
     memory = handle.memory()
     real = sum(layer["plan"] for layer in memory.layers.values())
     assert real < plan.sparse["plan"] < 1.15 * real

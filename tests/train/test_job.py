@@ -156,14 +156,14 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 def test_what_is_not_finite_stops_with_a_way_out(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from topkast.train.task import TextTask
+    from topkast.train.text_task import TextTask
 
     loss = TextTask.loss
     monkeypatch.setattr(
         TextTask,
         "loss",
-        lambda self, model, batches: (
-            loss(self, model, batches)
+        lambda self, model, step, batches: (
+            loss(self, model, step, batches)
             * (float("nan") if batches.get_state()[-1] >= 0 and counter() > 7 else 1.0)
         ),
     )

@@ -90,7 +90,9 @@ def test_damage_is_named(copy: Path) -> None:
     assert "step-00000012 is damaged and passed over" in loaded.notes[0]
     with pytest.raises(ValueError, match="choose another with --checkpoint"):
         trained.load(copy, "step-00000012")
-    (copy / "model.json").write_text(json.dumps({"network": {"name": "gpt-9", "sizes": {}}, "inputs": {}}))
+    (copy / "model.json").write_text(
+        json.dumps({"network": {"name": "gpt-9", "arguments": {}}, "inputs": {}})
+    )
     with pytest.raises(
         ValueError, match="model.json does not describe a network: there is no network 'gpt-9'"
     ):
@@ -102,10 +104,10 @@ def test_damage_is_named(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "by its `name` and `sizes`"),
-        ({"name": "mlp", "sizes": {"width": 3}}, "the sizes of a mlp are sizes"),
-        ({"name": "mlp", "sizes": {"sizes": [3, "4"]}}, "must be like"),
-        ({"name": "decoder", "sizes": {"width": True}}, "`width` of a decoder must be like 512, got True"),
+        (None, "by its `name` and `arguments`"),
+        ({"name": "mlp", "arguments": {"width": 3}}, "a mlp is made with sizes"),
+        ({"name": "mlp", "arguments": {"sizes": [[3], 4]}}, "must be a number, a word or a list of them"),
+        ({"name": "mlp", "arguments": [1]}, "a mlp is made with sizes, got"),
     ],
 )
 def test_a_networks_description_is_checked(content: object, message: str) -> None:
@@ -160,12 +162,14 @@ def test_text_comes_from_the_likeliest_symbols() -> None:
     assert bytes(generate(Next(), b"ab", window=4, length=6, temperature=0)) == b"cdefgh"
     assert bytes(generate(Next(), b"a", window=4, length=3, top=1, seed=3)) == b"bcd"
     drawn = [
-        bytes(generate(Next(), b"", window=4, length=20, temperature=9.0, seed=seed)) for seed in (1, 1, 2)
+        bytes(generate(Next(), b"a", window=4, length=20, temperature=9.0, seed=seed)) for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
-    for wrong in ({"temperature": -1.0}, {"temperature": float("nan")}, {"top": 0}, {"top": 257}):
+    for wrong in ({"temperature": -1.0}, {"temperature": float("nan")}, {"top": 0}, {"length": -1}):
         with pytest.raises(ValueError, match="must be"):
-            generate(Next(), b"", window=4, length=1, **wrong)
+            generate(Next(), b"a", window=4, **{"length": 1, **wrong})
+    with pytest.raises(ValueError, match="at least one symbol"):
+        generate(Next(), b"", window=4, length=1)
 
 
 def test_commands(

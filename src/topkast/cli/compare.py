@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from topkast.bench.plot import load_matplotlib
-from topkast.cli.options import add_options, given
+from topkast.cli.options import add_options, add_preset, configuration, given
 from topkast.report import read_run, write_comparison
 from topkast.report.groups import Group, group
 from topkast.report.words import MISSING, duration, number, size
 from topkast.train import contest
-from topkast.train.config import TASKS, Config, read_config
+from topkast.train.config import TASKS, Config
 from topkast.train.contest import Contender
 
 DEFAULT = ("dense", "static:0.9", "rigl:0.9", "topkast:0.9/0.8")
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--task", choices=TASKS, help="text (default) or images")
     parser.add_argument("--seeds", default="0", metavar="N,N", help="each contender runs with each (0)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of all runs and the page (runs/…)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file; flags win")
+    add_preset(parser)
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a comparison")
     parser.add_argument("--quiet", action="store_true", help="show nothing but the end")
     add_options(parser, without=_DECIDED)
@@ -43,12 +43,12 @@ def run(options: argparse.Namespace) -> int:
     load_matplotlib()  # says what to install before anything is trained
     values = given(options)
     if options.resume is not None:
-        if values or options.contenders or options.config is not None or options.out is not None:
+        if values or options.contenders or options.config or options.preset or options.out:
             raise ValueError("--resume takes everything from the comparison: give no other option with it")
         out = options.resume
         contest.names(out)
     else:
-        base = (Config() if options.config is None else read_config(options.config)).with_values(values)
+        base = configuration(options)
         configs = contest.plan(base, _contenders(options.contenders), _seeds(options.seeds))
         out = options.out or _free_folder(base)
         contest.create(out, configs)

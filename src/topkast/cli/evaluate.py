@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from topkast.cli.trained_options import add_run, load_run
+from topkast.train.image_task import ImageTask
+from topkast.train.photo_task import PhotoTask
 from topkast.train.resolve import make_task
-from topkast.train.task import ImageTask, Task
+from topkast.train.task import Task
 from topkast.train.trained import Trained
 
 
@@ -33,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     if options.data is None and trained.quality is not None:
         print(f"held-out {task.quality_name}: {trained.quality:.3f} as recorded in training")
     quality = task.quality(trained.model, whole=True)
-    print(f"held-out {task.quality_name}: {quality:.3f} over all of it")
+    print(f"held-out {task.quality_name}: {quality:.3f} {task.whole_name}")
     print(_speeds(trained, task))
 
 
@@ -48,9 +50,9 @@ def _task(trained: Trained, data: str | None) -> Task:
             f"{data or config.data.data} does not fit the network, which takes {trained.inputs}, "
             f"not {task.inputs()}"
         )
+    if isinstance(task, ImageTask | PhotoTask) and list(task.classes) != trained.inputs["classes"]:
+        raise ValueError(f"the network knows the classes {trained.inputs['classes']}, got {task.classes}")
     if isinstance(task, ImageTask):
-        if list(task.classes) != trained.inputs["classes"]:
-            raise ValueError(f"the network knows the classes {trained.inputs['classes']}, got {task.classes}")
         task.mean, task.std = trained.inputs["mean"], trained.inputs["std"]
     return task
 
@@ -70,7 +72,8 @@ def _speeds(trained: Trained, task: Task) -> str:
 
 
 @torch.no_grad()
-def _seconds(model: nn.Module, example: torch.Tensor) -> float:
+def _seconds(model: nn.Module, example: Any) -> float:
+    arguments = example if isinstance(example, tuple) else (example,)
     started = time.perf_counter()
-    model(example)
+    model(*arguments)
     return time.perf_counter() - started

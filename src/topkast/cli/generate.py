@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import codecs
 import sys
+from pathlib import Path
 from typing import Any
 
 from topkast.cli.trained_options import add_run, load_run
+from topkast.data.vocabulary import EOS, Vocabulary
 from topkast.train.generate import generate
+from topkast.train.recurrent_task import VOCABULARY
 
 
 def add_parser(commands: Any) -> None:
@@ -24,21 +27,63 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     trained = load_run(options)
-    if trained.inputs.get("symbols") != "bytes":
+    kind = trained.inputs.get("symbols")
+    if kind not in ("bytes", "words"):
         raise ValueError(f"{options.folder} is a run of {trained.config.data.task}: it writes no text")
+    writer = Bytes() if kind == "bytes" else Words(_vocabulary(options.folder))
     drawn = generate(
         trained.model,
-        options.prompt.encode(),
+        writer.encode(options.prompt),
         window=trained.inputs["window"],
+        memory=trained.inputs.get("memory"),
         length=options.length,
         temperature=options.temperature,
         top=options.top,
         seed=options.seed,
     )
-    # Bytes may be half a character: shown when it is whole, or found to be none.
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     sys.stdout.write(options.prompt)
     for symbol in drawn:
-        sys.stdout.write(decoder.decode(bytes([symbol])))
+        sys.stdout.write(writer.decode(symbol))
         sys.stdout.flush()
-    print(decoder.decode(b"", final=True))
+    print(writer.end())
+
+
+class Bytes:
+    """Bytes may be half a character: shown when it is whole, or found to be none."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def encode(self, prompt: str) -> list[int]:
+        return list(prompt.encode() or b"\n")
+
+    def decode(self, symbol: int) -> str:
+        return self._decoder.decode(bytes([symbol]))
+
+    def end(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class Words:
+    """Words with spaces between them; a line ends with `<eos>`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def encode(self, prompt: str) -> list[int]:
+        numbers = [number for part in self._vocabulary.encode([prompt]) for number in part.tolist()]
+        return numbers[:-1] or numbers  # the line goes on; an empty one is what stands before its beginning
+
+    def decode(self, symbol: int) -> str:
+        word = self._vocabulary.words[symbol]
+        return "\n" if word == EOS else f" {word}"
+
+    def end(self) -> str:
+        return ""
+
+
+def _vocabulary(folder: Path) -> Vocabulary:
+    try:
+        return Vocabulary((folder / VOCABULARY).read_text(encoding="utf-8").split("\n")[:-1])
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder / VOCABULARY} cannot be used: {error}") from error

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
-from topkast.train.config import SECTIONS
+from topkast.models.presets import PRESETS
+from topkast.train.config import SECTIONS, Config, read_config
 from topkast.train.options import Rule, rules
+from topkast.train.preset import preset_values
 
 _TITLES = {"data": "data", "model": "network", "method": "sparsity", "train": "training", "run": "the run"}
 
@@ -35,6 +38,28 @@ def add_options(
                 group.add_argument(_flag(option), metavar=_metavar(rule), help=text, **switch)
         if name == "run" and more is not None:
             more(group)
+
+
+def add_preset(group: Any) -> None:
+    """Adds the flags from which `configuration` begins."""
+    names = ", ".join(PRESETS)
+    group.add_argument("--preset", metavar="NAME", help=f"options to begin with: {names}")
+    group.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file; flags win")
+
+
+def configuration(options: argparse.Namespace) -> Config:
+    """A preset, with what a file says, with what the flags say.
+
+    Raises:
+        ValueError: A name that is not there, or a bad value.
+        OSError: The file cannot be read.
+    """
+    config = Config()
+    if options.preset is not None:
+        config = config.with_values(preset_values(options.preset))
+    if options.config is not None:
+        config = read_config(options.config, config)
+    return config.with_values(given(options))
 
 
 def given(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -70,6 +95,6 @@ def _metavar(rule: Rule) -> str:
 
 def _help(section: type, option: str, rule: Rule) -> str:
     default = getattr(section(), option)
-    shown = ",".join(default) if isinstance(default, tuple) else default
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
     text = rule.help if default in (None, (), False) else f"{rule.help} ({shown})"
     return text.replace("%", "%%")

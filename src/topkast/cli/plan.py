@@ -19,7 +19,7 @@ from topkast.planning.named import METHODS, Choice, named_method
 from topkast.planning.show import WIDTH, Machines, data, notes, table
 
 _SIZES = {
-    "width": "of the network; of its first stage for resnet50",
+    "width": "of the network; of its first stage for a resnet",
     "depth": "blocks",
     "heads": "of attention",
     "vocabulary": "symbols",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import time
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from topkast.bench.plot import load_matplotlib
-from topkast.cli.options import add_options, given
+from topkast.cli.options import add_options, add_preset, configuration, given
 from topkast.report import read_run, write_report
-from topkast.train import events, job
-from topkast.train.config import TASKS, Config, read_config
+from topkast.train import job
+from topkast.train.config import TASKS, Config
 from topkast.train.display import make_display
-from topkast.train.resolve import make_method, make_task, resolve
-from topkast.train.trainer import Trainer
+from topkast.train.forecast import forecast_run
 
 
 def add_parser(commands: Any) -> None:
@@ -26,7 +25,7 @@ def add_parser(commands: Any) -> None:
 
 def _add_run(group: Any) -> None:
     group.add_argument("--out", type=Path, metavar="RUN", help="folder of the run (runs/…)")
-    group.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file; flags win")
+    add_preset(group)
     group.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run")
     group.add_argument("--dry-run", action="store_true", help="what it would take, without training")
     group.add_argument("--no-report", action="store_true", help="neither table nor page at the end")
@@ -35,16 +34,15 @@ def _add_run(group: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     display = make_display(quiet=options.quiet)
-    values = given(options)
     if options.resume is not None:
-        if values or options.config is not None or options.out is not None:
+        if given(options) or options.config or options.preset or options.out:
             raise ValueError("--resume takes everything from the run: give no other option with it")
         display.note(f"going on with {options.resume}")
         outcome = job.resume(options.resume, display)
     else:
-        config = (Config() if options.config is None else read_config(options.config)).with_values(values)
+        config = configuration(options)
         if options.dry_run:
-            print(_forecast(config))
+            print(forecast_run(config))
             return 0
         out = options.out or _free_folder(config)
         display.note(f"run folder: {out}")
@@ -66,35 +64,6 @@ def _free_folder(config: Config) -> Path:
     return path
 
 
-def _forecast(config: Config) -> str:
-    """Parameters, FLOPs, bytes and time per step, by a network that takes a few steps and is thrown away."""
-    task = make_task(config)
-    config = resolve(config, task)
-    trainer = Trainer(config, task, make_method(config))
-    trainer.take_step()  # the first one chooses engines
-    started = time.perf_counter()
-    for _ in range(3):
-        trainer.take_step()
-    seconds = (time.perf_counter() - started) / 3
-    parameters, flops, held = (
-        events.num_parameters(trainer),
-        events.count_flops(trainer),
-        events.held(trainer),
-    )
-    steps = config.train.steps
-    assert steps is not None
-    lines = [
-        f"data: {task.title}",
-        f"parameters in use: {parameters['used']:,} of {parameters['dense']:,}",
-        f"FLOPs of a step: {flops.total / 1e9:.3f} G, {flops.training_fraction:.1%} of dense",
-        f"bytes of weights, gradients, optimizer and sets: {held['sparse'] / 1e6:.1f} MB "
-        f"({held['dense'] / 1e6:.1f} MB dense)",
-        f"a step takes {1000 * seconds:.1f} ms here; {steps:,} steps {seconds * steps / 60:.1f} minutes, "
-        "without evaluations and references",
-    ]
-    return "\n".join(lines)
-
-
 def _summary(folder: Path) -> str:
     rows = job.summary(folder)
     first = next(line for line in job.read_metrics(folder / job.METRICS) if line["event"] == "start")
@@ -108,9 +77,8 @@ def _summary(folder: Path) -> str:
             f"{1000 * row['seconds_per_step']:11.1f}  {size:>7}"
         )
     better = "higher" if first["higher_is_better"] else "lower"
-    lines.append(
-        f"({name} on held-out data, {better} is better; parameters in use; MB of all that is trained)"
-    )
+    note = f"({name} on held-out data, {better} is better; parameters in use; MB of all that is trained)"
+    lines += textwrap.wrap(note, 80)
     return "\n".join(lines)
 
 

@@ -1,14 +1,28 @@
-"""A network as data: its name in the catalogue and its sizes, from which it can be built anywhere."""
+"""A network as data: its name and what it is made with, from which it can be built anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from topkast.models.catalogue import CATALOGUE
+from topkast.models.decoder import Decoder
+from topkast.models.mlp import MLP
+from topkast.models.resnet import resnet50
+from topkast.models.resnet_small import resnet18, resnet20
+from topkast.models.transformer_xl import TransformerXL
+
+CONSTRUCTORS: Mapping[str, Callable[..., nn.Module]] = {
+    "mlp": MLP,
+    "decoder": Decoder,
+    "transformer-xl": TransformerXL,
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "resnet50": resnet50,
+}
 
 
 @dataclass(frozen=True)
@@ -16,23 +30,20 @@ class Network:
     """What has to be known to build a network.
 
     Attributes:
-        name: In the catalogue.
-        sizes: In place of the catalogue's; tuples where it has tuples.
+        name: One of `CONSTRUCTORS`.
+        arguments: What that is called with: plain data.
     """
 
     name: str
-    sizes: Mapping[str, Any]
+    arguments: Mapping[str, Any]
 
     def build(self) -> nn.Module:
         """The network, freshly initialised, on the present default device."""
-        entry = CATALOGUE[self.name]
-        sizes = {**entry.sizes, **self.sizes}
-        entry.check(sizes)
-        return entry.model(sizes)
+        return CONSTRUCTORS[self.name](**self.arguments)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        return {"name": self.name, "sizes": dict(self.sizes)}
+        return {"name": self.name, "arguments": dict(self.arguments)}
 
     @classmethod
     def from_json(cls, content: Any) -> Network:
@@ -41,26 +52,20 @@ class Network:
         Raises:
             ValueError: It is not the description of a network that we have.
         """
-        if not isinstance(content, dict) or set(content) != {"name", "sizes"}:
-            raise ValueError("a network is described by its `name` and `sizes`")
-        name, sizes = content["name"], content["sizes"]
-        if not isinstance(name, str) or name not in CATALOGUE:
-            raise ValueError(f"there is no network {name!r}; there are {', '.join(CATALOGUE)}")
-        known = CATALOGUE[name].sizes
-        if not isinstance(sizes, dict) or not set(sizes) <= set(known):
-            raise ValueError(f"the sizes of a {name} are {', '.join(known)}, got {sizes!r}")
-        return cls(name, {key: _checked(name, key, value, known[key]) for key, value in sizes.items()})
+        if not isinstance(content, dict) or set(content) != {"name", "arguments"}:
+            raise ValueError("a network is described by its `name` and `arguments`")
+        name, arguments = content["name"], content["arguments"]
+        if not isinstance(name, str) or name not in CONSTRUCTORS:
+            raise ValueError(f"there is no network {name!r}; there are {', '.join(CONSTRUCTORS)}")
+        known = inspect.signature(CONSTRUCTORS[name]).parameters
+        if not isinstance(arguments, dict) or not set(arguments) <= set(known):
+            raise ValueError(f"a {name} is made with {', '.join(known)}, got {arguments!r}")
+        return cls(name, {key: _plain(name, key, value) for key, value in arguments.items()})
 
 
-def _checked(name: str, key: str, value: Any, like: Any) -> Any:
-    """A size of the same kind as the default."""
-    if isinstance(like, tuple):
-        good = isinstance(value, list | tuple) and all(type(part) is type(like[0]) for part in value)
-        value = tuple(value) if good else value
-    elif isinstance(like, float):
-        good = type(value) in (int, float)
-    else:
-        good = type(value) is type(like)
-    if not good:
-        raise ValueError(f"`{key}` of a {name} must be like {like!r}, got {value!r}")
-    return value
+def _plain(name: str, key: str, value: Any) -> Any:
+    """Numbers, words, and lists of them, which JSON has in place of tuples."""
+    parts = value if isinstance(value, list) else [value]
+    if not all(part is None or isinstance(part, bool | int | float | str) for part in parts):
+        raise ValueError(f"`{key}` of a {name} must be a number, a word or a list of them, got {value!r}")
+    return tuple(value) if isinstance(value, list) else value

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from topkast.models.adaptive import IGNORED, AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from topkast.models.relative import RelativeAttention, drop, positions_of
 
+INITIAL_STD = 0.02
+
 
 class TransformerXL(nn.Module):
     """Predicts the next symbol at every position, from its segment and a memory of earlier ones.
@@ -229,7 +231,7 @@ def initialise(module: nn.Module) -> None:
     dense (sparse layers then take ``init=topkast.Normal(0.02)``).
     """
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=INITIAL_STD)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 

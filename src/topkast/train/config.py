@@ -16,6 +16,8 @@ from topkast.train.options import checked, option, rules, set_values
 
 FORMAT = 1
 TASKS = ("text", "images")
+DATASETS = ("enwik8", "wikitext-2", "wikitext-103", "cifar-10", "imagenet")
+MODELS = ("decoder", "transformer-xl", "mlp", "resnet20", "resnet18", "resnet50")
 ENGINES = ("auto", "native", "csr", "masked")
 
 
@@ -30,20 +32,40 @@ class DataOptions:
         "file or folder; by default what comes with Python (text) or scikit-learn (images)",
         metavar="PATH",
     )
-    limit: int | None = option(int, None, "bytes or images of training data to use", least=1, metavar="N")
+    dataset: str | None = option(
+        str, None, "a published one: " + ", ".join(DATASETS), choices=DATASETS, metavar="NAME"
+    )
+    limit: int | None = option(
+        int, None, "bytes, words or images of training data to use", least=1, metavar="N"
+    )
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The network; text takes width, depth, heads and window, images take hidden."""
+    """The network. Each takes some of these; another one is answered with those it takes."""
 
-    width: int | None = option(int, None, "of the residual stream (text)", least=1, metavar="N")
-    depth: int | None = option(int, None, "blocks (text)", least=1, metavar="N")
-    heads: int | None = option(int, None, "of attention (text)", least=1, metavar="N")
-    window: int | None = option(int, None, "bytes the network sees (text)", least=2, metavar="N")
-    hidden: tuple[int, ...] | None = option(
-        int, None, "sizes of the hidden layers (images)", least=1, many=True, metavar="N,N"
+    model: str | None = option(
+        str, None, "decoder, transformer-xl (text); mlp, resnet20, resnet18, resnet50 (images)",
+        choices=MODELS, metavar="NAME",
+    )  # fmt: skip
+    width: int | None = option(
+        int, None, "of the residual stream (text) or the first stage (resnet)", least=1, metavar="N"
     )
+    depth: int | None = option(int, None, "blocks (text), or 6n + 2 layers (resnet20)", least=1, metavar="N")
+    heads: int | None = option(int, None, "of attention (text)", least=1, metavar="N")
+    inner: int | None = option(int, None, "width inside feed-forward parts (xl)", least=1, metavar="N")
+    window: int | None = option(int, None, "symbols that are seen at once (text)", least=2, metavar="N")
+    memory: int | None = option(int, None, "symbols remembered in training (xl)", least=0, metavar="N")
+    eval_memory: int | None = option(int, None, "symbols remembered in evaluation (xl)", least=0, metavar="N")
+    dropout: float | None = option(float, None, "share dropped (xl)", least=0, most=1, metavar="P")
+    cutoffs: tuple[int, ...] | None = option(
+        int, None, "of the adaptive embedding (xl)", least=1, many=True, metavar="N,N"
+    )
+    div_val: int | None = option(int, None, "how much narrower each cluster is (xl)", least=1, metavar="N")
+    hidden: tuple[int, ...] | None = option(
+        int, None, "sizes of the hidden layers (mlp)", least=1, many=True, metavar="N,N"
+    )
+    side: int | None = option(int, None, "pixels that image files are brought to", least=1, metavar="N")
 
 
 @dataclass(frozen=True)
@@ -65,6 +87,10 @@ class MethodOptions:
     begin: int | None = option(int, None, "step at which pruning begins", least=0, metavar="T")
     t_end: int | None = option(int, None, "step at which the method's schedule ends", least=1, metavar="T")
     distribution: str = option(str, "uniform", "uniform, er or erk", choices=("uniform", "er", "erk"))
+    budget: str = option(
+        str, "layers", "layers (sparsities are those of each) or model (of all parameters together)",
+        choices=("layers", "model"),
+    )  # fmt: skip
     keep_dense: tuple[str, ...] = option(
         str, (), "first, last, embeddings", many=True, choices=("first", "last", "embeddings"), metavar="LIST"
     )
@@ -87,15 +113,26 @@ class TrainOptions:
     batch: int | None = option(int, None, "windows or images per step", least=1, metavar="N")
     optimizer: str = option(str, "adamw", "adamw, adam or sgd", choices=("adamw", "adam", "sgd"))
     lr: float | None = option(float, None, "learning rate", least=0, metavar="η")
+    lr_start: float | None = option(
+        float, None, "that of the first step of the warm-up", least=0, metavar="η"
+    )
     momentum: float = option(float, 0.9, "of sgd", least=0, most=1)
     weight_decay: float = option(float, 0.0, "for what is dense; sparse weights have the penalty", least=0)
     schedule: str = option(
-        str, "cosine", "cosine, linear or constant", choices=("cosine", "linear", "constant")
+        str, "cosine", "cosine, linear, drops or constant", choices=("cosine", "linear", "drops", "constant")
     )
+    drops: tuple[float, ...] = option(
+        float, (0.3, 0.6, 0.8), "shares of the run at which the rate is divided by 10 (schedule drops)",
+        least=0, most=1, many=True, metavar="S,S",
+    )  # fmt: skip
     warmup: float = option(
         float, 0.05, "share of the steps in which the learning rate rises", least=0, most=1
     )
     clip: float = option(float, 1.0, "norm that gradients are clipped to; 0 for none", least=0)
+    label_smoothing: float | None = option(
+        float, None, "share of the target spread over all classes (images)", least=0, most=1, metavar="S"
+    )
+    augment: bool | None = option(bool, None, "shift and mirror images (resnets do)")
     precision: str = option(str, "float32", "float32 or bfloat16 (autocast)", choices=("float32", "bfloat16"))
     seed: int = option(int, 0, "decides everything random", least=0, most=2**62)
     threads: int | None = option(int, None, "of the processor (all)", least=1, metavar="N")

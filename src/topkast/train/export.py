@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from topkast.convert.compressed import compress
-from topkast.models.catalogue import CATALOGUE
 from topkast.train import tensor_file
 from topkast.train.durable import replace
 from topkast.train.trained import Trained
@@ -76,6 +75,8 @@ def _compressed(trained: Trained, path: Path) -> str:
 def _onnx(trained: Trained, path: Path) -> str:
     """Dense with zeros: ONNX has no sparse weights that a runtime would compute with."""
     _check_onnx()
+    if trained.network.name == "transformer-xl":
+        raise ValueError("a network with a memory cannot be written as ONNX; use another --format")
     model, example = trained.dense().eval(), _example(trained)
     with warnings.catch_warnings(), _quiet_exporter(), torch.no_grad():
         warnings.simplefilter("ignore")  # about its own deprecations
@@ -128,13 +129,11 @@ def _zeros(state: dict[str, Tensor]) -> str:
 
 def _example(trained: Trained) -> Tensor:
     """Two rows of what the network takes: one would be taken for a constant."""
-    entry = CATALOGUE[trained.network.name]
-    sizes = {**entry.sizes, **trained.network.sizes}
-    empty = entry.example(sizes, 2)
     generator = torch.Generator().manual_seed(0)
-    if empty.dtype.is_floating_point:
-        return torch.randn(empty.shape, generator=generator)
-    return torch.randint(sizes["vocabulary"], empty.shape, generator=generator)
+    if "shape" in trained.inputs:
+        return torch.randn(2, *trained.inputs["shape"], generator=generator)
+    num_symbols = trained.network.arguments["num_symbols"]
+    return torch.randint(num_symbols, (2, trained.inputs["window"]), generator=generator)
 
 
 def _dynamic(trained: Trained) -> dict[int, Any]:

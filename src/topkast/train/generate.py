@@ -1,30 +1,34 @@
-"""Text from a trained network, a byte at a time."""
+"""Text from a trained network, a symbol at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from topkast.models.transformer_xl import TransformerXL
 
 
 def generate(
     model: nn.Module,
-    prompt: bytes,
+    prompt: Sequence[int],
     *,
     window: int,
     length: int,
+    memory: int | None = None,
     temperature: float = 0.8,
     top: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Draws bytes, each from p(x) ∝ exp(logit(x) / temperature) given the last `window` ones.
+    """Draws symbols, each from p(x) ∝ exp(logit(x) / temperature) given those before.
 
     Args:
-        model: (batch, length) bytes → (batch, length, 256) logits, in evaluation mode.
-        prompt: What they go on from; an empty one counts as a line break.
-        window: The longest sequence that the network takes.
+        model: In evaluation mode: a network that sees the last `window` symbols, or a Transformer-XL.
+        prompt: At least one symbol that they go on from.
+        window: The longest sequence that the network takes at once.
         length: How many.
+        memory: Symbols that a Transformer-XL remembers.
         temperature: 0 takes the likeliest.
         top: If given, only this many of the likeliest are drawn from.
         seed: The same gives the same text.
@@ -32,33 +36,65 @@ def generate(
     Raises:
         ValueError: An argument that is out of range.
     """
-    if length < 0 or temperature < 0 or not temperature < float("inf"):
+    if length < 0 or not 0 <= temperature < float("inf"):
         raise ValueError(
             f"`length` and `temperature` must be at least 0 and finite, got {length} and {temperature}"
         )
-    if top is not None and not 1 <= top <= 256:
-        raise ValueError(f"`top` must be from 1 to 256, got {top}")
-    return _draw(model, list(prompt or b"\n"), window, length, temperature, top, seed)
+    if top is not None and top < 1:
+        raise ValueError(f"`top` must be at least 1, got {top}")
+    if not prompt:
+        raise ValueError("`prompt` must have at least one symbol")
+    if isinstance(model, TransformerXL):
+        return _draw(_remembering(model, window, memory), prompt, length, temperature, top, seed)
+    return _draw(_looking_back(model, window), prompt, length, temperature, top, seed)
+
+
+def _looking_back(model: nn.Module, window: int) -> Callable[[Sequence[int]], Tensor]:
+    """Logits after some more symbols, from the last `window` of all."""
+    text: list[int] = []
+
+    def logits(symbols: Sequence[int]) -> Tensor:
+        text[:] = [*text, *symbols][-window:]
+        return model(torch.tensor([text]))[0, -1]
+
+    return logits
+
+
+def _remembering(model: TransformerXL, window: int, memory: int | None) -> Callable[[Sequence[int]], Tensor]:
+    """The same from what is remembered: only what is new is computed."""
+    if memory is not None:
+        model.memory_length = memory
+    remembered: Tensor | None = None
+
+    def logits(symbols: Sequence[int]) -> Tensor:
+        nonlocal remembered
+        *parts, last = torch.tensor([list(symbols)]).split(window, dim=1)
+        for part in parts:
+            remembered = model.hidden(part, remembered)[1]
+        found, remembered = model(last, remembered)
+        return found[0, -1]
+
+    return logits
 
 
 def _draw(
-    model: nn.Module,
-    text: list[int],
-    window: int,
+    logits_after: Callable[[Sequence[int]], Tensor],
+    prompt: Sequence[int],
     length: int,
     temperature: float,
     top: int | None,
     seed: int,
 ) -> Iterator[int]:
     generator = torch.Generator().manual_seed(seed)
+    symbols = prompt
     for _ in range(length):
         with torch.no_grad():
-            logits = model(torch.tensor([text[-window:]]))[0, -1].double()
-        if top is not None:
+            logits = logits_after(symbols).double()
+        if top is not None and top < len(logits):
             logits[logits < logits.topk(top).values[-1]] = -torch.inf
         if temperature == 0:
             symbol = int(logits.argmax())
         else:
             symbol = int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
-        text = [*text[-window:], symbol]
+        symbols = [symbol]
         yield symbol

@@ -54,7 +54,7 @@ def start(config: Config, out: Path, display: Display) -> Outcome:
     task = make_task(config)
     config = resolve(config, task)
     trainer = _build(config, task)
-    files = {CONFIG: config.to_toml(), trained.NAME: trained.describe(task)}
+    files = {CONFIG: config.to_toml(), trained.NAME: trained.describe(task), **task.files()}
     with RunFolder.create(out, files) as folder:
         return _run(Session(trainer, _name(trainer), display, folder), display, folder)
 

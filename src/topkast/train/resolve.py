@@ -15,32 +15,86 @@ from topkast.core.distribution import nearest
 from topkast.methods.base import Method
 from topkast.methods.topkast import TopKAST
 from topkast.planning.named import Choice, named_method
+from topkast.train import texts
 from topkast.train.config import Config, ModelOptions
+from topkast.train.image_task import ImageTask
 from topkast.train.options import set_values
-from topkast.train.task import TASKS, Task
+from topkast.train.photo_task import PhotoTask
+from topkast.train.recurrent_task import RecurrentTask
+from topkast.train.task import Task
+from topkast.train.text_task import TextTask
 
 
-def make_task(config: Config) -> Task:
-    """The task, with its data read.
+def make_task(config: Config, *, is_unread: bool = False) -> Task:
+    """The task, with its data read; a published set may stay unread for a forecast.
 
     Raises:
-        ValueError: A size that this task's network does not have, or data that cannot be used.
+        ValueError: An option that this task does not have, or data that cannot be used.
         OSError: Data that cannot be read.
     """
-    kind = TASKS[config.data.task]
+    kind = _kind(config)
     fields = {f.name for f in dataclasses.fields(kind)}
-    sizes = dict(set_values(config.model))
-    for name in sizes:
+    options = {**dict(set_values(config.model)), **_shared(config)}
+    if kind in (TextTask, RecurrentTask):
+        options.pop("model", None)
+    for name in options:
         if name not in fields:
-            takes = [n for n in (f.name for f in dataclasses.fields(ModelOptions)) if n in fields]
-            raise ValueError(
-                f"model.{name} is no size of the network for {config.data.task}, "
-                f"which takes {nearest(name, takes)}"
+            section = (
+                "model" if name in {f.name for f in dataclasses.fields(ModelOptions)} else _SECTION[name]
             )
-    if config.train.batch is not None:
-        sizes["batch"] = config.train.batch
+            takes = [n for n in (f.name for f in dataclasses.fields(ModelOptions)) if n in fields]
+            what = options.get("model") or config.model.model or config.data.task
+            raise ValueError(
+                f"{section}.{name} is not taken by {what}; of the network it takes {nearest(name, takes)}"
+            )
     data = None if config.data.data is None else Path(config.data.data)
-    return kind(data, config.data.limit, **sizes)
+    if is_unread and config.data.dataset is not None:
+        options["is_unread"] = True
+    return kind(data=data, limit=config.data.limit, **options)  # pyright: ignore[reportCallIssue]
+
+
+_SECTION = {
+    "dataset": "data",
+    "seed": "train",
+    "batch": "train",
+    "augment": "train",
+    "label_smoothing": "train",
+}
+
+
+def _kind(config: Config) -> type[TextTask | RecurrentTask | ImageTask | PhotoTask]:
+    """Which task the options are about."""
+    task, model, dataset = config.data.task, config.model.model, config.data.dataset
+    models = _MODELS[task]
+    if model is not None and model not in models:
+        raise ValueError(f"model.model must be one of {', '.join(models)} for {task}, got {model!r}")
+    if dataset is not None and dataset not in _DATASETS[task]:
+        known = ", ".join(_DATASETS[task])
+        raise ValueError(f"data.dataset must be one of {known} for {task}, got {dataset!r}")
+    if model == "decoder" and dataset is not None:
+        raise ValueError(
+            f"a decoder learns from a file or folder (--data); {dataset} is for a transformer-xl"
+        )
+    if task == "text":
+        return RecurrentTask if model == "transformer-xl" or dataset is not None else TextTask
+    return PhotoTask if dataset == "imagenet" else ImageTask
+
+
+_MODELS = {"text": ("decoder", "transformer-xl"), "images": ("mlp", "resnet20", "resnet18", "resnet50")}
+_DATASETS = {"text": texts.NAMES, "images": ("cifar-10", "imagenet")}
+
+
+def _shared(config: Config) -> dict[str, Any]:
+    """Options outside of [model] that tasks take, as far as they were chosen."""
+    train = config.train
+    chosen = {
+        "dataset": config.data.dataset,
+        "batch": train.batch,
+        "augment": train.augment,
+        "label_smoothing": train.label_smoothing,
+    }
+    shared = {name: value for name, value in chosen.items() if value is not None}
+    return shared if _kind(config) is TextTask else {**shared, "seed": train.seed}
 
 
 def resolve(config: Config, task: Task) -> Config:
@@ -50,7 +104,7 @@ def resolve(config: Config, task: Task) -> Config:
     batch = sizes.pop("batch")
     lr = task.lr if config.train.lr is None else config.train.lr
     values: dict[str, dict[str, Any]] = {
-        "model": sizes,
+        "model": {**sizes, "model": task.network().name},
         "train": {
             "steps": steps,
             "lr": lr,
@@ -101,23 +155,32 @@ def make_optimizer(config: Config, groups: list[dict[str, Any]]) -> torch.optim.
 
 
 def make_schedule(config: Config, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-    """A warm-up, then the learning rate as it is, along a line or along half a cosine to zero."""
-    steps = config.train.steps
+    """A warm-up, then the rate as it is, along a line or half a cosine to zero, or in drops to a tenth."""
+    steps, lr = config.train.steps, config.train.lr
     assert steps is not None
+    assert lr is not None
     warmup = max(1, round(config.train.warmup * steps))
-    shapes: dict[str, Callable[[float], float]] = {
+    start = None if config.train.lr_start is None or lr == 0 else config.train.lr_start / lr
+    drops = [share * steps for share in config.train.drops]
+    shapes: dict[str, Callable[[int], float]] = {
         "constant": lambda _: 1.0,
-        "linear": lambda share: 1.0 - share,
-        "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
+        "linear": lambda step: 1.0 - _share(step, warmup, steps),
+        "cosine": lambda step: 0.5 * (1 + math.cos(math.pi * _share(step, warmup, steps))),
+        "drops": lambda step: 0.1 ** sum(step >= drop for drop in drops),
     }
     shape = shapes[config.train.schedule]
 
     def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        return shape((step - warmup) / max(1, steps - warmup))
+        if step >= warmup:
+            return shape(step)
+        return (step + 1) / warmup if start is None else start + (1 - start) * step / warmup
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def _share(step: int, warmup: int, steps: int) -> float:
+    """How far a step is from the end of the warm-up to the last step."""
+    return (step - warmup) / max(1, steps - warmup)
 
 
 def has_penalty(method: Method | None) -> bool:

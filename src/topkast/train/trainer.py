@@ -53,7 +53,12 @@ class Trainer:
 
     def parts(self) -> dict[str, Any]:
         """What a checkpoint saves, in the order in which it is loaded."""
-        return {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "task": self.task,
+        }
 
     def take_step(self) -> float:
         """One step on one batch.
@@ -65,7 +70,7 @@ class Trainer:
             NotFinite: The loss or a gradient is not finite. Nothing has been updated.
         """
         with self._precision():
-            loss = self.task.loss(self.model, self.batches)
+            loss = self.task.loss(self.model, self.step, self.batches)
         value = loss.item()
         if not torch.isfinite(loss):
             raise NotFinite(f"the loss of step {self.step + 1} is {value}")

@@ -1,0 +1,99 @@
+"""What a run would take, said before it is begun."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from topkast.planning.forecast import Forecast, forecast
+from topkast.planning.named import Choice, named_method
+from topkast.train.config import Config
+from topkast.train.resolve import make_method, make_task, resolve
+from topkast.train.task import Task
+from topkast.train.trainer import Trainer
+
+# FLOPs of a step, and bytes, up to which a few steps are tried.
+_SMALL_STEP, _SMALL_MODEL = 2e12, 2e9
+_TRIED = 3
+
+
+def forecast_run(config: Config) -> str:
+    """Parameters, FLOPs and bytes from shapes alone; the time of a step by a few that are thrown away.
+
+    A published data set need not be there; then, and for large networks, no step is tried.
+    """
+    task, is_here = _task(config)
+    config = resolve(config, task)
+    planned = _planned(config, task)
+    steps, flops = config.train.steps, planned.step
+    used, dense = planned.parameters.used, planned.parameters.dense
+    assert steps is not None
+    lines = [
+        f"data: {task.title}",
+        f"network: {task.network().name}, {dense:,} parameters",
+        f"parameters in use: {used:,} of {dense:,} ({used / dense:.1%})",
+        f"FLOPs of a step: {_scaled(flops.total)}, {flops.training_fraction:.1%} of dense; "
+        f"of {steps:,} steps: {_scaled(flops.total * steps)}",
+        f"bytes of weights, gradients, optimizer and sets: {_bytes(planned.sparse_bytes)} "
+        f"({_bytes(planned.dense_bytes)} dense)",
+    ]
+    if not is_here:
+        return "\n".join([*lines, "no step was tried: the data is not here"])
+    if flops.total > _SMALL_STEP or planned.sparse_bytes > _SMALL_MODEL:
+        return "\n".join([*lines, "no step was tried: it is too large to be a trial"])
+    seconds = _seconds_per_step(config, task)
+    lines.append(
+        f"a step takes {1000 * seconds:.1f} ms here; {steps:,} steps {seconds * steps / 60:.1f} minutes, "
+        "without evaluations and references"
+    )
+    return "\n".join(lines)
+
+
+def _task(config: Config) -> tuple[Task, bool]:
+    """The task, and whether its data is here."""
+    try:
+        return make_task(config), True
+    except FileNotFoundError:
+        if config.data.dataset is None or config.data.data is not None:
+            raise
+        return make_task(config, is_unread=True), False
+
+
+def _planned(config: Config, task: Task) -> Forecast:
+    options, train = config.method, config.train
+    with torch.device("meta"):
+        model, example = task.network().build(), task.example()
+    return forecast(
+        model,
+        example,
+        make_method(config) or named_method("dense", Choice()),
+        optimizer="momentum" if train.optimizer == "sgd" and train.momentum else train.optimizer,
+        skip=list(options.skip) or None,
+        keep_dense=options.keep_dense,
+        distribution=options.distribution,  # pyright: ignore[reportArgumentType]
+        budget=options.budget,  # pyright: ignore[reportArgumentType]
+        reservoir=options.reservoir,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _seconds_per_step(config: Config, task: Task) -> float:
+    trainer = Trainer(config, task, make_method(config))
+    trainer.take_step()  # the first one chooses engines
+    started = time.perf_counter()
+    for _ in range(_TRIED):
+        trainer.take_step()
+    return (time.perf_counter() - started) / _TRIED
+
+
+def _scaled(amount: float) -> str:
+    for unit in ("", "k", "M", "G", "T", "P", "E"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}FLOP"
+        amount /= 1000
+    return f"{amount:.3g} ZFLOP"
+
+
+def _bytes(amount: Any) -> str:
+    return f"{amount / 1e6:,.1f} MB"

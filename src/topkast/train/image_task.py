@@ -1,0 +1,106 @@
+"""Classification of images that fit into memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from topkast.data.batches import ImageBatches
+from topkast.data.cifar import read_cifar10
+from topkast.data.digits import digits
+from topkast.data.images import ByteImages, read_byte_folder
+from topkast.models.network import Network
+from topkast.train.task import Task
+
+MODELS = ("mlp", "resnet18", "resnet20", "resnet50")
+
+
+@dataclass
+class ImageTask(Task):
+    """Images of one size, by default scikit-learn's digits, by an MLP or a residual network.
+
+    With `is_unread` CIFAR-10 is not read: enough for a forecast.
+    """
+
+    dataset: str | None = None
+    data: Path | None = None
+    limit: int | None = None
+    seed: int = 0
+    model: str = "mlp"
+    hidden: tuple[int, ...] = (256, 128)
+    width: int | None = None
+    depth: int | None = None
+    side: int = 32
+    batch: int = 64
+    augment: bool | None = None
+    label_smoothing: float = 0.0
+    is_unread: bool = False
+
+    quality_name = "accuracy, %"
+    higher_is_better = True
+    unit = "images"
+    steps = 600
+    lr = 2e-3
+
+    def __post_init__(self) -> None:
+        images, where = self._read()
+        self.classes = images.classes
+        x, y = (part[: self.limit] for part in images.train)
+        self.held_out = images.held_out
+        mean, std = ByteImages((x, y), images.held_out, images.classes).mean_std()
+        self.mean, self.std = mean.tolist(), std.tolist()
+        augment = self.model != "mlp" if self.augment is None else self.augment
+        self.batches = ImageBatches((x, y), self.batch, mean, std, self.seed, augment)
+        self.shape = tuple(x.shape[1:])
+        self.units_per_step = self.batch
+        self.title = f"images of {where}: {len(y):,} for training, {len(self.held_out[1]):,} others held out"
+
+    def _read(self) -> tuple[ByteImages, str]:
+        if self.is_unread and self.dataset == "cifar-10":
+            blank = torch.zeros(self.batch, 3, 32, 32, dtype=torch.uint8), torch.arange(self.batch) % 10
+            return ByteImages(
+                blank, blank, tuple(map(str, range(10)))
+            ), "CIFAR-10, which is not here, but blank"
+        if self.dataset == "cifar-10":
+            return read_cifar10(self.data), "CIFAR-10"
+        if self.data is None:
+            train, held_out = (((255 * x).round().byte().unsqueeze(1), y) for x, y in digits())
+            return ByteImages(train, held_out, tuple(str(n) for n in range(10))), "scikit-learn's digits"
+        return read_byte_folder(self.data, self.side), str(self.data)
+
+    def sizes(self) -> dict[str, Any]:
+        own = {"hidden": self.hidden} if self.model == "mlp" else {"width": self.width, "depth": self.depth}
+        return {**{name: value for name, value in own.items() if value is not None}, "batch": self.batch}
+
+    def network(self) -> Network:
+        if self.model == "mlp":
+            inputs = torch.Size(self.shape).numel()
+            return Network("mlp", {"sizes": (inputs, *self.hidden, len(self.classes))})
+        if self.shape[0] != 3:
+            raise ValueError(
+                f"a {self.model} takes images of 3 channels, these have {self.shape[0]}; use --model mlp"
+            )
+        sizes = {name: getattr(self, name) for name in ("width", "depth") if getattr(self, name) is not None}
+        return Network(self.model, {"num_classes": len(self.classes), **sizes})
+
+    def inputs(self) -> dict[str, Any]:
+        return {"shape": list(self.shape), "mean": self.mean, "std": self.std, "classes": list(self.classes)}
+
+    def example(self) -> Tensor:
+        return torch.zeros(self.batch, *self.shape)
+
+    def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
+        images, labels = self.batches.at(step)
+        return F.cross_entropy(model(images).float(), labels, label_smoothing=self.label_smoothing)
+
+    @torch.no_grad()
+    def quality(self, model: nn.Module, *, whole: bool = False) -> float:
+        right = 0
+        for images, labels in ImageBatches(self.held_out, 512, self.mean, self.std).evaluation():
+            right += int((model(images).argmax(1) == labels).sum())
+        return 100 * right / len(self.held_out[1])
