@@ -101,7 +101,7 @@ def test_a_gradient_that_is_not_finite_names_where(text_file: Path) -> None:
     ("values", "message"),
     [
         ({"model": {"hidden": [4]}}, r"model.hidden is not taken by text; of the network it takes"),
-        ({"model": {"heads": 3}}, r"--heads must divide --width \(128\), got 3"),
+        ({"model": {"heads": 3}}, r"--heads must divide --width \(256\), got 3"),
         ({"method": {"method": "static", "backward_sparsity": 0.5}}, r"static has no `backward_sparsity`"),
         ({"method": {"method": "rigl", "t_end": 900}, "train": {"steps": 500}}, r"RigL ends at step 900, beyond the run of 500"),
         ({"method": {"forward_sparsity": 1.5}}, r"`forward_sparsity` must be in \[0, 1\), got 1.5"),

@@ -23,7 +23,7 @@ class TextTask(Task):
 
     data: Path | None = None
     limit: int | None = None
-    width: int = 128
+    width: int = 256
     depth: int = 2
     heads: int = 4
     window: int = 128
