@@ -22,7 +22,8 @@ from topkast.train.metrics import read_metrics
 from topkast.train.photo_task import PhotoTask
 from topkast.train.preset import preset_values
 from topkast.train.recurrent_task import RecurrentTask
-from topkast.train.resolve import make_optimizer, make_schedule, make_task, resolve
+from topkast.train.resolve import make_optimizer, make_schedule, resolve
+from topkast.train.tasks import make_task
 from topkast.train.texts import Text
 from topkast.train.trainer import Trainer
 

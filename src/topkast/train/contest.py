@@ -27,8 +27,9 @@ from topkast.train.folder import MARKER as RUN_MARKER
 from topkast.train.interrupt import Interrupt
 from topkast.train.metrics import NAME as METRICS
 from topkast.train.metrics import read_metrics
-from topkast.train.resolve import make_method, make_task, resolve
+from topkast.train.resolve import make_method, resolve
 from topkast.train.session import Stopped
+from topkast.train.tasks import make_task
 
 MARKER = "topkast-contest.json"
 FORMAT = 1

@@ -10,8 +10,9 @@ import torch
 from topkast.planning.forecast import Forecast, forecast
 from topkast.planning.named import Choice, named_method
 from topkast.train.config import Config
-from topkast.train.resolve import make_method, make_task, resolve
+from topkast.train.resolve import make_method, resolve
 from topkast.train.task import Task
+from topkast.train.tasks import make_task
 from topkast.train.trainer import Trainer
 
 # FLOPs of a step, and bytes, up to which a few steps are tried.

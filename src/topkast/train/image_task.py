@@ -17,8 +17,6 @@ from topkast.data.images import ByteImages, read_byte_folder
 from topkast.models.network import Network
 from topkast.train.task import Task
 
-MODELS = ("mlp", "resnet18", "resnet20", "resnet50")
-
 
 @dataclass
 class ImageTask(Task):

@@ -18,9 +18,10 @@ from topkast.train.folder import RunFolder
 from topkast.train.interrupt import Interrupt
 from topkast.train.metrics import NAME as METRICS
 from topkast.train.metrics import read_metrics
-from topkast.train.resolve import make_method, make_task, resolve
+from topkast.train.resolve import make_method, resolve
 from topkast.train.session import Session
 from topkast.train.task import Task
+from topkast.train.tasks import make_task
 from topkast.train.tensorboard import summary_writer
 from topkast.train.trained import CONFIG
 from topkast.train.trainer import Trainer

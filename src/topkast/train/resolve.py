@@ -1,100 +1,19 @@
-"""From options to the things they name: the task, the method, the optimizer, its schedule."""
+"""From options to the things they name: the method, the optimizer, its schedule."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from topkast.core.distribution import nearest
 from topkast.methods.base import Method
 from topkast.methods.topkast import TopKAST
 from topkast.planning.named import Choice, named_method
-from topkast.train import texts
-from topkast.train.config import Config, ModelOptions
-from topkast.train.image_task import ImageTask
-from topkast.train.options import set_values
-from topkast.train.photo_task import PhotoTask
-from topkast.train.recurrent_task import RecurrentTask
+from topkast.train.config import Config
 from topkast.train.task import Task
-from topkast.train.text_task import TextTask
-
-
-def make_task(config: Config, *, is_unread: bool = False) -> Task:
-    """The task, with its data read; a published set may stay unread for a forecast.
-
-    Raises:
-        ValueError: An option that this task does not have, or data that cannot be used.
-        OSError: Data that cannot be read.
-    """
-    kind = _kind(config)
-    fields = {f.name for f in dataclasses.fields(kind)}
-    options = {**dict(set_values(config.model)), **_shared(config)}
-    if kind in (TextTask, RecurrentTask):
-        options.pop("model", None)
-    for name in options:
-        if name not in fields:
-            section = (
-                "model" if name in {f.name for f in dataclasses.fields(ModelOptions)} else _SECTION[name]
-            )
-            takes = [n for n in (f.name for f in dataclasses.fields(ModelOptions)) if n in fields]
-            what = options.get("model") or config.model.model or config.data.task
-            raise ValueError(
-                f"{section}.{name} is not taken by {what}; of the network it takes {nearest(name, takes)}"
-            )
-    data = None if config.data.data is None else Path(config.data.data)
-    if is_unread and config.data.dataset is not None:
-        options["is_unread"] = True
-    return kind(data=data, limit=config.data.limit, **options)  # pyright: ignore[reportCallIssue]
-
-
-_SECTION = {
-    "dataset": "data",
-    "seed": "train",
-    "batch": "train",
-    "augment": "train",
-    "label_smoothing": "train",
-}
-
-
-def _kind(config: Config) -> type[TextTask | RecurrentTask | ImageTask | PhotoTask]:
-    """Which task the options are about."""
-    task, model, dataset = config.data.task, config.model.model, config.data.dataset
-    models = _MODELS[task]
-    if model is not None and model not in models:
-        raise ValueError(f"model.model must be one of {', '.join(models)} for {task}, got {model!r}")
-    if dataset is not None and dataset not in _DATASETS[task]:
-        known = ", ".join(_DATASETS[task])
-        raise ValueError(f"data.dataset must be one of {known} for {task}, got {dataset!r}")
-    if model == "decoder" and dataset is not None:
-        raise ValueError(
-            f"a decoder learns from a file or folder (--data); {dataset} is for a transformer-xl"
-        )
-    if task == "text":
-        return RecurrentTask if model == "transformer-xl" or dataset is not None else TextTask
-    return PhotoTask if dataset == "imagenet" else ImageTask
-
-
-_MODELS = {"text": ("decoder", "transformer-xl"), "images": ("mlp", "resnet20", "resnet18", "resnet50")}
-_DATASETS = {"text": texts.NAMES, "images": ("cifar-10", "imagenet")}
-
-
-def _shared(config: Config) -> dict[str, Any]:
-    """Options outside of [model] that tasks take, as far as they were chosen."""
-    train = config.train
-    chosen = {
-        "dataset": config.data.dataset,
-        "batch": train.batch,
-        "augment": train.augment,
-        "label_smoothing": train.label_smoothing,
-    }
-    shared = {name: value for name, value in chosen.items() if value is not None}
-    return shared if _kind(config) is TextTask else {**shared, "seed": train.seed}
 
 
 def resolve(config: Config, task: Task) -> Config:
