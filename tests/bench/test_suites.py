@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from topkast.bench.contenders import WrongResult
+from topkast.bench.subjects import decoder
 from topkast.bench.suites import linear, select, step
 from topkast.core.select import top_k, top_k_portable
 from topkast.kernels.engines import ENGINES
@@ -72,9 +73,21 @@ def test_the_step_suite_shows_what_a_refresh_costs() -> None:
     assert report.rows[-1]["case"] == "Linear 256 → 256, 64 tokens"
 
 
+@pytest.mark.parametrize(
+    ("settings", "start"),
+    [
+        (step.Settings("transformer-xl", width=32, depth=1, tokens=16, pairs=((0.9, 0.8),), repeats=1), "Transformer-XL, width 32"),
+        (step.Settings("resnet50", batch=4, side=64, pairs=((0.9, 0.8),), repeats=1), "ResNet-50, 4 images of 64 px"),
+    ],
+)  # fmt: skip
+def test_the_step_suite_times_the_papers_networks(settings: step.Settings, start: str) -> None:
+    rows = [row for row in step.run(settings, quiet).rows if row["case"].startswith(start)]
+    assert [row["contender"] for row in rows] == ["dense", "no refresh", "every step", "every 100"]
+
+
 def trainer() -> step.Trainer:
-    symbols = torch.randint(256, (2, 9))
-    return step.Trainer(step.Decoder(256, 32, 1, 1, 8), TopKAST(0.9, 0.8), symbols)
+    subject = decoder(32, 1, 16)
+    return step.Trainer(subject, subject.model(), TopKAST(0.9, 0.8))
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_memory_is_a_share_of_dense(capsys: pytest.CaptureFixture[str], tmp_path
         (["--repeats", "-3"], r"--repeats must be at least 1, got -3"),
         (["--engines", "native,gpu"], r"--engines takes masked, csr, native, auto, got 'gpu'"),
         (["--inputs", "8"], r"--inputs and --outputs make one shape: give both or none"),
-        (["--batch", "2"], r"--batch is for the suite conv, not for linear"),
+        (["--batch", "2"], r"--batch is for the suite conv or step, not for linear"),
         (["--suite", "conv", "--equal"], r"--equal is for the suite linear, not for conv"),
         (["--sparsities", "90/x"], r"--sparsities takes pairs in per cent such as 90/80,95/90, got '90/x'"),
         (["--sparsities", "100"], r"--sparsities takes pairs in per cent such as 90/80,95/90, got '100'"),

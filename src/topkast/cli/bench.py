@@ -21,7 +21,8 @@ _BELONGS = {
     "tokens": ("linear", "step", "memory"),
     "inputs": ("linear", "memory"),
     "outputs": ("linear", "memory"),
-    "batch": ("conv",),
+    "batch": ("conv", "step"),
+    "model": ("step",),
     "width": ("step",),
     "depth": ("step",),
     "numel": ("select",),
@@ -42,12 +43,14 @@ def add_parser(commands: Any) -> None:
         ("inputs", "of one Linear layer, with --outputs, in place of the default shapes"),
         ("outputs", "see --inputs"),
         ("batch", "images"),
-        ("width", "of the decoder"),
-        ("depth", "blocks of the decoder"),
+        ("width", "of the decoder or the Transformer-XL"),
+        ("depth", "blocks of it"),
         ("numel", "how many numbers to choose from"),
         ("repeats", "rounds per measurement"),
     ):
         parser.add_argument(f"--{name}", type=int, metavar="N", help=_help(name, text))
+    networks = f"{', '.join(step.MODELS)}; by default the first"
+    parser.add_argument("--model", choices=step.MODELS, help=_help("model", networks))
     pairs = "such as 90/80,95/90: forward/backward, in per cent; 90 is 90/90"
     parser.add_argument("--sparsities", metavar="LIST", help=_help("sparsities", pairs))
     engines = f"of ours, with commas: {', '.join(_engine_names())}"
@@ -109,6 +112,8 @@ def _settings(options: argparse.Namespace) -> Any:
     if options.inputs is not None:
         given["shapes"] = ((options.inputs, options.outputs),)
         given.update({name: () for name in ("large", "growing") if name in fields})  # not what was asked for
+    if options.model is not None:
+        given["model"] = options.model
     if options.numel is not None:
         given["sizes"] = (options.numel,)
     if options.sparsities is not None:

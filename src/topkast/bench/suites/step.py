@@ -1,4 +1,4 @@
-"""Suite `step`: a whole training step of a small decoder with Adam, and what refreshing costs of it."""
+"""Suite `step`: a whole training step of a network with its optimizer, and what refreshing costs of it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import copy
 from dataclasses import asdict, dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topkast.bench.contenders import WrongResult, compare
 from topkast.bench.layers import Case, measure
 from topkast.bench.ratios import Pair, ideal, show_pair
 from topkast.bench.report import Report
+from topkast.bench.subjects import HEAD, WINDOW, Subject, decoder, residual, transformer_xl
 from topkast.bench.table import Say, Table, times
 from topkast.bench.timing import Timing, time_in_turns
 from topkast.convert import Handle, densify, sparsify
 from topkast.core.select import top_k_portable
 from topkast.methods import TopKAST
-from topkast.models import Decoder
 
 STEP_PAIRS: tuple[Pair, ...] = ((0.9, 0.8), (0.95, 0.9))
-_NUM_SYMBOLS = 256
-_WINDOW = 128
-_HEAD = 64
+MODELS = ("decoder", "transformer-xl", "resnet50")
 _NEVER = 10**9
 _COLUMNS = ("ideal", "no refresh", "every step", "every 100", "share at every step", "share at every 100")
 
@@ -33,45 +30,58 @@ class Settings:
     """What to measure.
 
     Attributes:
-        width: Of the decoder.
+        model: One of `MODELS`.
+        width: Of the decoder or the Transformer-XL.
         depth: Its blocks.
-        tokens: Per step, in windows of 128.
+        tokens: Per step, in windows of 128, or in segments of 512 with as many remembered.
+        batch: Images of ResNet-50.
+        side: Their pixels.
         pairs: Forward and backward sparsities.
         repeats: Rounds per measurement.
     """
 
+    model: str = "decoder"
     width: int = 1024
     depth: int = 2
     tokens: int = 1024
+    batch: int = 8
+    side: int = 224
     pairs: tuple[Pair, ...] = STEP_PAIRS
     repeats: int = 9
 
     def __post_init__(self) -> None:
-        for option, value, unit in (("--tokens", self.tokens, _WINDOW), ("--width", self.width, _HEAD)):
+        for option, value, unit in (("--tokens", self.tokens, WINDOW), ("--width", self.width, HEAD)):
             if value > unit and value % unit:
                 raise ValueError(f"{option} of the suite step must be a multiple of {unit}, got {value}")
+
+    def subject(self) -> Subject:
+        """The network that is timed."""
+        if self.model == "resnet50":
+            return residual(self.batch, self.side)
+        make = transformer_xl if self.model == "transformer-xl" else decoder
+        return make(self.width, self.depth, self.tokens)
 
 
 class Trainer:
     """One model with its optimizer and its batch: `step` is an ordinary training step.
 
     Args:
+        subject: What is trained.
         model: Made sparse here if there is a method.
         method: None trains dense.
-        symbols: ``(batch, window + 1)``.
     """
 
-    def __init__(self, model: nn.Module, method: TopKAST | None, symbols: Tensor) -> None:
-        self.model = model
-        self.symbols = symbols
-        self.handle: Handle | None = None if method is None else sparsify(model, method, seed=0)
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    def __init__(self, subject: Subject, model: nn.Module, method: TopKAST | None) -> None:
+        self.subject, self.model = subject, model
+        self.handle: Handle | None = None
+        if method is not None:
+            self.handle = sparsify(model, method, seed=0, keep_dense=subject.keep_dense)
+        self.optimizer = subject.optimizer(model.parameters())
         if self.handle is not None:
             self.handle.attach(self.optimizer)
 
     def loss(self, model: nn.Module) -> Tensor:
-        logits = model(self.symbols[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), self.symbols[:, 1:].flatten())
+        return self.subject.loss(model)
 
     def step(self) -> None:
         objective = self.loss(self.model)
@@ -84,13 +94,15 @@ class Trainer:
 
 def run(settings: Settings, say: Say) -> Report:
     report = Report("step", asdict(settings))
-    name = f"decoder, width {settings.width}, depth {settings.depth}, {settings.tokens} tokens"
-    say("a training step with Adam: how many times faster than dense, and the share of refreshing in it")
+    torch.manual_seed(0)
+    subject = settings.subject()
+    name = subject.name
+    say("a training step with its optimizer: how many times faster than dense, and refreshing's share of it")
     say("(ideal: of the sparse layers alone, without attention, norms and optimizer)\n")
-    table = Table(name, _COLUMNS, 44)
+    table = Table(name, _COLUMNS, max(44, len(name)))
     say(table.header())
     for pair in settings.pairs:
-        timings = _measure(settings, pair)
+        timings = _measure(subject, pair, settings.repeats)
         dense = timings["dense"]
         shares = {n: _refresh_share(n, timings) for n in timings}
         report.rows += [
@@ -115,25 +127,22 @@ def run(settings: Settings, say: Say) -> Report:
     return report
 
 
-def _measure(settings: Settings, pair: Pair) -> dict[str, Timing]:
+def _measure(subject: Subject, pair: Pair, repeats: int) -> dict[str, Timing]:
     """Times of a dense step, and of sparse ones with no refresh, one at every step, and at every hundredth.
 
     The last is computed from the other two: the cost of one refresh, which includes making the new Plan at
     the next forward pass, spread over a hundred steps.
     """
     torch.manual_seed(0)
-    window = min(_WINDOW, settings.tokens)
-    symbols = torch.randint(_NUM_SYMBOLS, (settings.tokens // window, window + 1))
-    heads = max(1, settings.width // _HEAD)
-    base = Decoder(_NUM_SYMBOLS, settings.width, settings.depth, heads, window)
+    base = subject.model()
     methods = {
         "dense": None,
         "no refresh": TopKAST(*pair, refresh_every=_NEVER),
         "every step": TopKAST(*pair, refresh_every=1),
     }
-    trainers = {name: Trainer(copy.deepcopy(base), method, symbols) for name, method in methods.items()}
-    check_gradients(trainers["no refresh"], f"decoder of width {settings.width}, {show_pair(pair)}")
-    timings = time_in_turns({name: t.step for name, t in trainers.items()}, settings.repeats)
+    trainers = {name: Trainer(subject, copy.deepcopy(base), method) for name, method in methods.items()}
+    check_gradients(trainers["no refresh"], f"{subject.name}, {show_pair(pair)}")
+    timings = time_in_turns({name: t.step for name, t in trainers.items()}, repeats)
     check_sets(trainers["every step"])
     plain, every = timings["no refresh"], timings["every step"]
     rounds = zip(plain.rounds, every.rounds, strict=True)
@@ -149,21 +158,23 @@ def _refresh_share(contender: str, timings: dict[str, Timing]) -> float | None:
 
 def check_gradients(trainer: Trainer, where: str) -> None:
     """Raises WrongResult unless loss and all gradients are those of the densified model in float64."""
-    dense = densify(trainer.model).double()
     assert trainer.handle is not None
-    sparse_loss, dense_loss = trainer.loss(trainer.model), trainer.loss(dense)
+    dense, sparse = densify(trainer.model).double(), trainer.model
+    if trainer.subject.is_sensitive:
+        sparse = copy.deepcopy(sparse).double()
+    sparse_loss, dense_loss = trainer.loss(sparse), trainer.loss(dense)
     compare(f"sparse {where}: loss", sparse_loss.detach(), dense_loss.detach())
     sparse_loss.backward()
     dense_loss.backward()
     weights = {f"{name}.weight.values": w for name, w in trainer.handle.weights.items()}
-    for name, parameter in trainer.model.named_parameters():
+    for name, parameter in sparse.named_parameters():
         expected = dense.get_parameter(name.removesuffix(".values")).grad
         assert parameter.grad is not None
         assert expected is not None
         if name in weights:
             expected = expected.flatten()[weights[name].indices.long()]
         compare(f"sparse {where}: gradient of {name}", parameter.grad, expected)
-    trainer.model.zero_grad()
+    sparse.zero_grad()
 
 
 def check_sets(trainer: Trainer) -> None:
