@@ -112,7 +112,7 @@ _PEAK = """
     import gc, json, sys
     from pathlib import Path
     import torch, topkast
-    from topkast.bench.peak import resident
+    from topkast.kernels.machine import resident
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows, columns = json.loads(sys.argv[1])

@@ -17,15 +17,15 @@ from torch import nn
 
 from topkast.bench.ratios import Pair
 from topkast.convert import sparsify
+from topkast.kernels.machine import resident
 from topkast.methods import TopKAST
 
-_STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
 
 def why_not() -> str | None:
     """Why peaks cannot be measured here, or None."""
-    if not os.access(_STATUS, os.R_OK) or not os.access(_CLEAR, os.W_OK):
+    if not os.access("/proc/self/status", os.R_OK) or not os.access(_CLEAR, os.W_OK):
         return "needs Linux's /proc/self/status and clear_refs"
     return None
 
@@ -48,12 +48,6 @@ def measure_peak(inputs: int, outputs: int, tokens: int, pair: Pair | None) -> d
     if done.returncode != 0:
         raise RuntimeError(f"the process that measures peak memory failed: {done.stderr.strip()}")
     return json.loads(done.stdout)
-
-
-def resident(key: str) -> int:
-    """A memory figure of this process, in bytes."""
-    lines = _STATUS.read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
 def _reset_peak() -> None:

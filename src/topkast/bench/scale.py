@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from topkast.bench.peak import resident
 from topkast.bench.ratios import Pair
 from topkast.convert import Handle, sparsify
 from topkast.core.initial import Normal
+from topkast.kernels.machine import resident
 from topkast.methods import TopKAST
 
 

@@ -1,8 +1,10 @@
-"""The processor we run on, as far as the system tells."""
+"""The processor and the memory we run in, as far as the system tells."""
 
 from __future__ import annotations
 
 import platform
+import resource
+import sys
 from pathlib import Path
 
 # Instructions that our kernels, or torch's, are compiled for.
@@ -21,6 +23,28 @@ def cpu_features() -> list[str]:
     """Those instructions it has that matter here."""
     flags = (_first("flags") or _first("Features") or "").split()
     return [feature for feature in _FEATURES if feature in flags]
+
+
+def resident(key: str) -> int:
+    """A figure of this process's memory in bytes: "VmRSS" now, "VmHWM" at its peak. Linux only.
+
+    Raises:
+        OSError: The system has no such file.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
+def peak_memory() -> int:
+    """The most memory that this process has had, in bytes.
+
+    On Linux not from getrusage: what that gives begins with the memory of whoever started the process.
+    """
+    try:
+        return resident("VmHWM")
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _first(field: str) -> str | None:

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Protocol, TextIO
 
-from topkast.train.events import peak_memory
+from topkast.kernels.machine import peak_memory
 
 _SHORTEST_BAR = 6
 
@@ -132,8 +132,8 @@ class Live(Lines):
         super().progress(event)
         changed = mean_of(event, "changed")
         self._state = {
-            "quality": f"held-out {event['quality']:.4g}",
-            "changed": "" if changed is None else f"A {100 * changed:.2g}% new",
+            "quality": f"eval {event['quality']:.4g}",
+            "changed": "" if changed is None else f"ΔA {100 * changed:.2g}%",
         }
 
     def finish(self) -> None:

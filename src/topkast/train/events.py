@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from topkast.convert.parameters import parameters
 from topkast.convert.stats import layer_stats
 from topkast.core.accounting import Flops
 from topkast.core.weight import SparseWeight
+from topkast.kernels.machine import peak_memory
 from topkast.train.trainer import Trainer
 
 
@@ -143,9 +142,3 @@ def _dense_bytes(trainer: Trainer) -> int:
         tensors = [p, p.grad, *state]
         total += sum(t.nbytes for t in tensors if isinstance(t, Tensor) and t.shape == p.shape)
     return total
-
-
-def peak_memory() -> int:
-    """The most memory that this process has had, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
