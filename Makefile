@@ -11,8 +11,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 train: $(VENV)/.installed
 	$(BIN)/topkast train
 
+# Two processes of one thread each: most tests are small, and threads of two processes would wait for each other.
+# Tests of threads ask for as many as they want.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600 -s
