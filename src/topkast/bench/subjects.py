@@ -28,8 +28,9 @@ class Subject:
         loss: On one batch, always the same.
         optimizer: As the paper's experiments have it.
         keep_dense: Layers that stay dense, as for `topkast.sparsify`.
-        is_sensitive: Whether float32 is too coarse for gradients to be compared: at its start ResNet-50
-            turns rounding into differences of a tenth, dense and sparse alike. Kernels then are compared in
+        is_sensitive: Whether float32 is too coarse for gradients to be compared element by element: at its
+            start ResNet-50 turns rounding into differences of a tenth, dense and sparse alike, and queries
+            of attention get gradients that are small differences of large numbers. Then they are compared in
             float64.
     """
 
@@ -80,6 +81,7 @@ def transformer_xl(width: int, depth: int, tokens: int) -> Subject:
         ),
         loss,
         _adam,
+        is_sensitive=True,
     )
 
 
