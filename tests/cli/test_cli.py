@@ -39,6 +39,8 @@ def test_a_dry_run_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "scikit-learn's digits: 1,438 for training, 359 others held out" in out
     assert re.search(r"parameters in use: [\d,]+ of 50,826", out)
     assert "FLOPs of a step" in out
+    assert main(["train", "images", "--dry-run", "--method", "dense"]) == 0
+    assert "sets: 0.8 MB (0.8 MB dense)" in capsys.readouterr().out
     assert not Path("runs").exists()
 
 

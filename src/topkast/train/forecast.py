@@ -31,18 +31,20 @@ def forecast_run(config: Config) -> str:
     steps, flops = config.train.steps, planned.step
     used, dense = planned.parameters.used, planned.parameters.dense
     assert steps is not None
+    is_dense = config.method.method == "dense"
+    held = planned.dense_bytes if is_dense else planned.sparse_bytes
     lines = [
         f"data: {task.title}",
         f"network: {task.network().name}, {dense:,} parameters",
         f"parameters in use: {used:,} of {dense:,} ({used / dense:.1%})",
         f"FLOPs of a step: {_scaled(flops.total)}, {flops.training_fraction:.1%} of dense; "
         f"of {steps:,} steps: {_scaled(flops.total * steps)}",
-        f"bytes of weights, gradients, optimizer and sets: {_bytes(planned.sparse_bytes)} "
+        f"bytes of weights, gradients, optimizer and sets: {_bytes(held)} "
         f"({_bytes(planned.dense_bytes)} dense)",
     ]
     if not is_here:
         return "\n".join([*lines, "no step was tried: the data is not here"])
-    if flops.total > _SMALL_STEP or planned.sparse_bytes > _SMALL_MODEL:
+    if flops.total > _SMALL_STEP or held > _SMALL_MODEL:
         return "\n".join([*lines, "no step was tried: it is too large to be a trial"])
     seconds = _seconds_per_step(config, task)
     lines.append(
