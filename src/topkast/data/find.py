@@ -33,6 +33,10 @@ SOURCES: dict[str, Source] = {
         ("wikitext-103", "wikitext-103-v1.zip"),
         "wikitext-103-v1.zip (190 MB), the data set of Merity et al. 2016",
     ),
+    "fashion-mnist": Source(
+        ("fashion-mnist",),
+        "github.com/zalandoresearch/fashion-mnist (31 MB): the four .gz files, in a folder",
+    ),
     "cifar-10": Source(
         ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10"),
         "www.cs.toronto.edu/~kriz/cifar.html: unpack the binary version (162 MB) or the python version",

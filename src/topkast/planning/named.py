@@ -20,6 +20,7 @@ class Choice:
         update_every: Steps from one choice of sets to the next.
         begin: Step at which pruning begins.
         t_end: Step at which the schedule ends: RigL's and SNFS's updates, pruning, Top-KAST's exploration.
+        exploration: How Top-KAST chooses B∖A: "magnitude" or "random".
         steps: Of the run, from which `begin` and `t_end` follow where they are not given.
     """
 
@@ -29,6 +30,7 @@ class Choice:
     begin: int | None = None
     t_end: int | None = None
     steps: int | None = None
+    exploration: str | None = None
 
     def forward(self) -> float:
         return 0.9 if self.forward_sparsity is None else self.forward_sparsity
@@ -55,7 +57,8 @@ class Choice:
 
 
 def _topkast(c: Choice) -> Method:
-    return TopKAST(c.forward(), c.backward(), explore_until=c.t_end, **c.every("refresh_every"))
+    chosen: dict[str, Any] = {} if c.exploration is None else {"exploration": c.exploration}
+    return TopKAST(c.forward(), c.backward(), explore_until=c.t_end, **chosen, **c.every("refresh_every"))
 
 
 def _pruning(c: Choice) -> Method:
@@ -71,7 +74,7 @@ class _Entry:
 
 _ONE = ("forward_sparsity", "update_every")
 METHODS: Mapping[str, _Entry] = {
-    "topkast": _Entry(_topkast, (*_ONE, "backward_sparsity", "t_end")),
+    "topkast": _Entry(_topkast, (*_ONE, "backward_sparsity", "t_end", "exploration")),
     "static": _Entry(lambda c: Static(c.forward()), ("forward_sparsity",)),
     "set": _Entry(lambda c: SET(c.forward(), **c.every("update_every")), _ONE),
     # Three quarters of the run, as in the paper.
@@ -101,7 +104,7 @@ def named_method(name: str, choice: Choice) -> Method:
     if name not in METHODS:
         raise ValueError(f"`method` must be one of {nearest(name, METHODS)}, got {name!r}")
     entry = METHODS[name]
-    for option in ("forward_sparsity", "backward_sparsity", "update_every", "begin", "t_end"):
+    for option in ("forward_sparsity", "backward_sparsity", "update_every", "begin", "t_end", "exploration"):
         value = getattr(choice, option)
         if value is not None and option not in entry.takes:
             takes = ", ".join(f"`{o}`" for o in entry.takes) or "no settings"

@@ -16,7 +16,7 @@ from topkast.train.options import checked, option, rules, set_values
 
 FORMAT = 1
 TASKS = ("text", "images")
-DATASETS = ("enwik8", "wikitext-2", "wikitext-103", "cifar-10", "imagenet")
+DATASETS = ("enwik8", "wikitext-2", "wikitext-103", "fashion-mnist", "cifar-10", "imagenet")
 MODELS = ("decoder", "transformer-xl", "mlp", "resnet20", "resnet18", "resnet50")
 ENGINES = ("auto", "native", "csr", "masked")
 
@@ -37,6 +37,9 @@ class DataOptions:
     )
     limit: int | None = option(
         int, None, "bytes, words or images of training data to use", least=1, metavar="N"
+    )
+    test_limit: int | None = option(
+        int, None, "bytes or words that a test at the end reads (xl; all of them)", least=2, metavar="N"
     )
 
 
@@ -85,7 +88,12 @@ class MethodOptions:
         int, None, "steps from one choice of sets to the next", least=1, metavar="N"
     )
     begin: int | None = option(int, None, "step at which pruning begins", least=0, metavar="T")
-    t_end: int | None = option(int, None, "step at which the method's schedule ends", least=1, metavar="T")
+    t_end: int | None = option(
+        int, None, "step at which the method's schedule, or exploration, ends", least=0, metavar="T"
+    )
+    exploration: str | None = option(
+        str, None, "how B∖A is chosen: magnitude or random (topkast)", choices=("magnitude", "random"),
+    )  # fmt: skip
     distribution: str = option(str, "uniform", "uniform, er or erk", choices=("uniform", "er", "erk"))
     budget: str = option(
         str, "layers", "layers (sparsities are those of each) or model (of all parameters together)",
@@ -100,6 +108,7 @@ class MethodOptions:
     reservoir: str = option(str, "stored", "stored or implicit", choices=("stored", "implicit"))
     engine: str = option(str, "auto", "auto, native, csr or masked", choices=ENGINES)
     penalty: float = option(float, 1e-4, "λ of the exploration penalty", least=0, metavar="λ")
+    penalty_power: int = option(int, 2, "its reading: 2 for θ², 1 for |θ|", least=1, most=2, metavar="P")
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from topkast.data.batches import ImageBatches
 from topkast.data.cifar import read_cifar10
 from topkast.data.digits import digits
+from topkast.data.find import find
 from topkast.data.images import ByteImages, read_byte_folder
 from topkast.models.network import Network
 from topkast.train.task import Task
+
+_PUBLISHED = {"cifar-10": ("CIFAR-10", (3, 32, 32)), "fashion-mnist": ("Fashion-MNIST", (1, 28, 28))}
 
 
 @dataclass
 class ImageTask(Task):
     """Images of one size, by default scikit-learn's digits, by an MLP or a residual network.
 
-    With `is_unread` CIFAR-10 is not read: enough for a forecast.
+    With `is_unread` a published set is not read: enough for a forecast.
     """
 
     dataset: str | None = None
@@ -59,17 +62,22 @@ class ImageTask(Task):
         self.title = f"images of {where}: {len(y):,} for training, {len(self.held_out[1]):,} others held out"
 
     def _read(self) -> tuple[ByteImages, str]:
-        if self.is_unread and self.dataset == "cifar-10":
-            blank = torch.zeros(self.batch, 3, 32, 32, dtype=torch.uint8), torch.arange(self.batch) % 10
-            return ByteImages(
-                blank, blank, tuple(map(str, range(10)))
-            ), "CIFAR-10, which is not here, but blank"
-        if self.dataset == "cifar-10":
-            return read_cifar10(self.data), "CIFAR-10"
+        if self.dataset is not None:
+            return self._read_published(self.dataset)
         if self.data is None:
             train, held_out = (((255 * x).round().byte().unsqueeze(1), y) for x, y in digits())
             return ByteImages(train, held_out, tuple(str(n) for n in range(10))), "scikit-learn's digits"
         return read_byte_folder(self.data, self.side), str(self.data)
+
+    def _read_published(self, name: str) -> tuple[ByteImages, str]:
+        title, shape = _PUBLISHED[name]
+        if self.is_unread:
+            blank = torch.zeros(self.batch, *shape, dtype=torch.uint8), torch.arange(self.batch) % 10
+            classes = tuple(map(str, range(10)))
+            return ByteImages(blank, blank, classes), f"{title}, which is not here, but blank"
+        if name == "cifar-10":
+            return read_cifar10(self.data), title
+        return read_byte_folder(find(name, self.data)), title
 
     def sizes(self) -> dict[str, Any]:
         own = {"hidden": self.hidden} if self.model == "mlp" else {"width": self.width, "depth": self.depth}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from topkast.methods.topkast import TopKAST
 from topkast.train import trained
 from topkast.train.config import Config, read_config
 from topkast.train.display import Display
@@ -113,6 +114,7 @@ def _reference(config: Config, name: str) -> Config:
         refresh_every=None,
         begin=None,
         t_end=None,
+        exploration=None,
     )
     return dataclasses.replace(config, method=method)
 
@@ -125,7 +127,10 @@ def _name(trainer: Trainer) -> str:
     titles = {"TopKAST": "Top-KAST", "Static": "fixed random mask", "Pruning": "pruning", "DeepR": "DEEP R"}
     name = titles.get(type(method).__name__, type(method).__name__)
     pair = sorted({method.forward_sparsity, method.backward_sparsity} - {0.0}, reverse=True)
-    return " ".join([name, *(["/".join(f"{100 * s:g}" for s in pair) + " %"] if pair else [])])
+    words = [name, *(["/".join(f"{100 * s:g}" for s in pair) + " %"] if pair else [])]
+    if isinstance(method, TopKAST) and method.exploration == "random":
+        words.append("(random)")
+    return " ".join(words)
 
 
 def summary(folder: Path) -> list[dict[str, Any]]:

@@ -25,13 +25,14 @@ class RecurrentTask(Task):
     """Bytes or words, in streams side by side; the memory of one segment is given to the next.
 
     Quality in training is that of `held_out_segments` segments of the validation text; as published it is
-    that of all of the test text, in one stream, with `eval_memory`. With `is_unread` a published text is not
-    read: enough for a forecast.
+    that of the test text (its first `test_limit` symbols), in one stream, with `eval_memory`. With
+    `is_unread` a published text is not read: enough for a forecast.
     """
 
     dataset: str | None = None
     data: Path | None = None
     limit: int | None = None
+    test_limit: int | None = None
     seed: int = 0
     width: int = 256
     depth: int = 4
@@ -67,7 +68,8 @@ class RecurrentTask(Task):
         )
         if self.text.test is not self.text.valid:
             self.title += f", {len(self.text.test):,} for testing"
-            self.whole_name = f"over all of the test text, with a memory of {self._eval_memory:,}"
+            part = "all" if self.test_limit is None else f"{self.test_limit:,} {self.unit}"
+            self.whole_name = f"over {part} of the test text, with a memory of {self._eval_memory:,}"
         self._remembered: Tensor | None = None
 
     def sizes(self) -> dict[str, Any]:
@@ -125,7 +127,9 @@ class RecurrentTask(Task):
         assert isinstance(model, TransformerXL)
         before, model.memory_length = model.memory_length, self._eval_memory
         try:
-            loss = self._evaluate(model, self.text.test if whole else self.text.valid, whole=whole)
+            loss = self._evaluate(
+                model, self.text.test[: self.test_limit] if whole else self.text.valid, whole=whole
+            )
         finally:
             model.memory_length = before
         return math.exp(loss) if self.text.words is not None else loss / math.log(2)

@@ -57,6 +57,7 @@ def make_method(config: Config) -> Method | None:
         options.begin,
         options.t_end,
         config.train.steps,
+        options.exploration,
     )
     method = named_method(options.method, choice)
     assert config.train.steps is not None

@@ -17,7 +17,7 @@ from topkast.train.task import Task
 from topkast.train.text_task import TextTask
 
 _MODELS = {"text": ("decoder", "transformer-xl"), "images": ("mlp", "resnet20", "resnet18", "resnet50")}
-_DATASETS = {"text": texts.NAMES, "images": ("cifar-10", "imagenet")}
+_DATASETS = {"text": texts.NAMES, "images": ("fashion-mnist", "cifar-10", "imagenet")}
 
 
 def make_task(config: Config, *, is_unread: bool = False) -> Task:
@@ -71,6 +71,7 @@ def _shared(config: Config) -> dict[str, Any]:
     train = config.train
     chosen = {
         "dataset": config.data.dataset,
+        "test_limit": config.data.test_limit,
         "batch": train.batch,
         "augment": train.augment,
         "label_smoothing": train.label_smoothing,

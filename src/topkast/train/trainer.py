@@ -85,7 +85,8 @@ class Trainer:
     def _objective(self, loss: Tensor) -> Tensor:
         if self.sparse is None or not has_penalty(self.method) or self.config.method.penalty == 0:
             return loss
-        return loss + self.config.method.penalty * self.sparse.penalty()
+        options = self.config.method
+        return loss + options.penalty * self.sparse.penalty(options.penalty_power)
 
     def _check_gradients(self) -> None:
         limit = self.config.train.clip or float("inf")
