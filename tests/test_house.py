@@ -14,6 +14,7 @@ SOURCE = Path(topkast.__file__).parent
 # From the top of the house to its foundation; a part may import itself and what is below it.
 FLOORS = [
     "cli",
+    "reproduce",
     "report",
     "bench",
     "train",

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from topkast.cli import bench, compare, evaluate, export, generate, info, plan, report, train
+from topkast.cli import bench, compare, evaluate, export, generate, info, plan, report, reproduce, train
 from topkast.kernels.memory import keep_freed_memory
 from topkast.train.session import Stopped
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="topkast", description="Always-sparse training (Top-KAST).")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (train, compare, report, evaluate, generate, export, plan, bench, info):
+    for command in (train, compare, report, evaluate, generate, export, plan, reproduce, bench, info):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     keep_freed_memory()

@@ -27,12 +27,12 @@ def forecast_run(config: Config) -> str:
     """
     task, is_here = _task(config)
     config = resolve(config, task)
-    planned = _planned(config, task)
-    steps, flops = config.train.steps, planned.step
-    used, dense = planned.parameters.used, planned.parameters.dense
+    found = _planned(config, task)
+    steps, flops = config.train.steps, found.step
+    used, dense = found.parameters.used, found.parameters.dense
     assert steps is not None
     is_dense = config.method.method == "dense"
-    held = planned.dense_bytes if is_dense else planned.sparse_bytes
+    held = found.dense_bytes if is_dense else found.sparse_bytes
     lines = [
         f"data: {task.title}",
         f"network: {task.network().name}, {dense:,} parameters",
@@ -40,7 +40,7 @@ def forecast_run(config: Config) -> str:
         f"FLOPs of a step: {_scaled(flops.total)}, {flops.training_fraction:.1%} of dense; "
         f"of {steps:,} steps: {_scaled(flops.total * steps)}",
         f"bytes of weights, gradients, optimizer and sets: {_bytes(held)} "
-        f"({_bytes(planned.dense_bytes)} dense)",
+        f"({_bytes(found.dense_bytes)} dense)",
     ]
     if not is_here:
         return "\n".join([*lines, "no step was tried: the data is not here"])
@@ -54,6 +54,13 @@ def forecast_run(config: Config) -> str:
     return "\n".join(lines)
 
 
+def planned(config: Config) -> Forecast:
+    """What a run would take, with the FLOPs of all its steps; a published data set need not be there."""
+    task, _ = _task(config)
+    resolved = resolve(config, task)
+    return _planned(resolved, task, resolved.train.steps)
+
+
 def _task(config: Config) -> tuple[Task, bool]:
     """The task, and whether its data is here."""
     try:
@@ -64,7 +71,7 @@ def _task(config: Config) -> tuple[Task, bool]:
         return make_task(config, is_unread=True), False
 
 
-def _planned(config: Config, task: Task) -> Forecast:
+def _planned(config: Config, task: Task, steps: int | None = None) -> Forecast:
     options, train = config.method, config.train
     with torch.device("meta"):
         model, example = task.network().build(), task.example()
@@ -78,6 +85,7 @@ def _planned(config: Config, task: Task) -> Forecast:
         distribution=options.distribution,  # pyright: ignore[reportArgumentType]
         budget=options.budget,  # pyright: ignore[reportArgumentType]
         reservoir=options.reservoir,  # pyright: ignore[reportArgumentType]
+        steps=steps,
     )
 
 

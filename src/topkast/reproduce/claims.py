@@ -1,0 +1,176 @@
+"""A claim in words, what it says of the runs, and whether it holds.
+
+A claim is a list of differences, each oriented so that a positive one speaks for it, with one value per seed:
+the seeds of two rows share initialisation and data, so they are compared pair by pair. With mean d and
+standard error s over n seeds, and t the one-sided 95 % point of Student's distribution with n - 1 degrees of
+freedom, a difference
+
+    holds              if d - t·s > -margin,
+    does not hold      if d + t·s ≤ -margin,
+    is within noise    otherwise, and always if there is one seed only.
+
+The margin is 0 for "better than" and the size of what counts as equal for "comparable". A claim holds if all
+of its differences do, and does not if one does not.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from topkast.reproduce.outcome import Outcome
+
+HOLDS, FAILS, NOISE, OPEN = "holds", "does not hold", "within noise", "not run"
+
+# One-sided 95 % points of Student's t, by degrees of freedom; beyond the last it is nearly the normal's.
+_T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+_T_NORMAL = 1.645
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One comparison.
+
+    Attributes:
+        words: Such as "Top-KAST 98/95 over RigL 98".
+        values: By seed, positive in favour.
+        margin: How far below zero still counts as equal.
+        unit: Of the values.
+    """
+
+    words: str
+    values: tuple[float, ...]
+    margin: float = 0.0
+    unit: str = ""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def reach(self) -> float:
+        """t·s: how far the mean may be off; infinite for one seed."""
+        n = len(self.values)
+        if n < 2:
+            return math.inf
+        t = _T[n - 2] if n - 2 < len(_T) else _T_NORMAL
+        return t * statistics.stdev(self.values) / math.sqrt(n)
+
+    @property
+    def verdict(self) -> str:
+        if not self.values or not all(map(math.isfinite, self.values)):
+            return FAILS if self.values else OPEN
+        if self.mean - self.reach > -self.margin:
+            return HOLDS
+        return FAILS if self.mean + self.reach <= -self.margin else NOISE
+
+    def __str__(self) -> str:
+        spread = f" ± {self.reach:.2g}" if math.isfinite(self.reach) else " (one seed)"
+        allowed = f", {self.margin:g} allowed" if self.margin else ""
+        return f"{self.words}: {self.mean:+.3g}{spread}{' ' + self.unit if self.unit else ''}{allowed}"
+
+
+Outcomes = Mapping[str, Outcome]
+Test = Callable[[Outcomes], Sequence[Difference]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says.
+
+    Attributes:
+        words: In our words.
+        place: Where it says so; "ours" for what it does not.
+        test: From the outcomes by row to the differences that it is about. A missing row is a KeyError.
+    """
+
+    words: str
+    place: str
+    test: Test
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim and what became of it.
+
+    Attributes:
+        claim: The claim.
+        verdict: `HOLDS`, `FAILS`, `NOISE` or `OPEN`.
+        differences: The numbers behind it.
+    """
+
+    claim: Claim
+    verdict: str
+    differences: tuple[Difference, ...]
+
+    @property
+    def numbers(self) -> str:
+        return "; ".join(map(str, self.differences)) or "runs are missing"
+
+
+def judge(claim: Claim, outcomes: Outcomes) -> Verdict:
+    """Whether a claim holds for these outcomes."""
+    try:
+        differences = tuple(claim.test(outcomes))
+    except KeyError:
+        return Verdict(claim, OPEN, ())
+    found = {difference.verdict for difference in differences}
+    for verdict in (OPEN, FAILS, NOISE):
+        if verdict in found:
+            return Verdict(claim, verdict, differences)
+    return Verdict(claim, HOLDS if found else OPEN, differences)
+
+
+# ---- what claims are made of --------------------------------------------------------------------------
+
+
+def beats(*pairs: tuple[str, str], margin: float = 0.0) -> Test:
+    """The first of each pair is better than the second, or with a margin as good."""
+
+    def test(outcomes: Outcomes) -> list[Difference]:
+        return [_over(outcomes[a], outcomes[b], margin) for a, b in pairs]
+
+    return test
+
+
+def at_equal_flops(frontier: Sequence[str], rival: str, margin: float) -> Test:
+    """The best of several rows at the training FLOPs of a rival, between them along a line, is as good."""
+
+    def test(outcomes: Outcomes) -> list[Difference]:
+        other = outcomes[rival]
+        rows = [outcomes[name] for name in frontier]
+        values = []
+        for seed in _shared(other, *rows):
+            points = [(row.flops, row.sign * row.qualities[seed]) for row in rows]
+            values.append(_at(points, other.flops) - other.sign * other.qualities[seed])
+        words = f"Top-KAST at the FLOPs of {rival} ({other.flops:.2f} of dense)"
+        return [Difference(words, tuple(values), _margin(other, margin), other.unit)]
+
+    return test
+
+
+def _at(points: list[tuple[float, float]], flops: float) -> float:
+    """The best that so many FLOPs buy: the upper envelope, between two points along a line."""
+    points = sorted(points)
+    best = [y for x, y in points if x <= flops]
+    for (x0, y0), (x1, y1) in [(p, q) for i, p in enumerate(points) for q in points[i + 1 :]]:
+        if x0 <= flops <= x1 and x0 < x1:
+            best.append(y0 + (y1 - y0) * (flops - x0) / (x1 - x0))
+    return max(best, default=points[0][1])
+
+
+def _over(a: Outcome, b: Outcome, margin: float) -> Difference:
+    values = tuple(a.sign * (a.qualities[seed] - b.qualities[seed]) for seed in _shared(a, b))
+    return Difference(f"{a.label} over {b.label}", values, _margin(a, margin), a.unit)
+
+
+def _shared(*outcomes: Outcome) -> list[int]:
+    seeds = set(outcomes[0].qualities).intersection(*(o.qualities for o in outcomes[1:]))
+    return sorted(seeds)
+
+
+def _margin(outcome: Outcome, margin: float) -> float:
+    """Margins are given in points of accuracy; a hundredth of the value stands for them elsewhere."""
+    return margin if outcome.unit == "points" else margin / 100 * abs(outcome.mean)

@@ -1,0 +1,253 @@
+"""Experiments as figures, with the paper's axes, order and legends."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from topkast.report.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    draw_band,
+    legend,
+    new_figure,
+    say_empty,
+    styled,
+)
+from topkast.reproduce.experiment import Findings
+from topkast.reproduce.outcome import Outcome, mean_backward
+
+_COLORS = {"dense": BLACK, "static": GREY, "SET": GREEN, "RigL": RED, "pruning": PURPLE, "Top-KAST": BLUE}
+_MARKERS = {"dense": "*", "static": "x", "SET": "s", "RigL": "D", "pruning": "^", "Top-KAST": "o"}
+_TITLES = {"topkast": "Top-KAST", "rigl": "RigL", "set": "SET"}
+_BY_SPARSITY = {0.8: BLUE, 0.9: ORANGE, 0.95: GREEN, 0.98: BLUE, 0.99: ORANGE}
+
+
+def _family(found: Outcome) -> str:
+    return _TITLES.get(found.recipe.method, found.recipe.method)
+
+
+def _quality_label(findings: Findings) -> str:
+    run = next(iter(findings.outcomes.values())).first
+    return f"{run.quality_name} ({'higher' if run.higher_is_better else 'lower'} is better)"
+
+
+def _point(axes: Any, x: float, found: Outcome, color: str, marker: str, name: str | None) -> None:
+    spread = found.deviation if len(found.qualities) > 1 else 0.0
+    axes.errorbar(
+        x, found.mean, yerr=spread, color=color, marker=marker, ms=6, capsize=2.5, lw=1.2, ls="", label=name
+    )
+
+
+def _families(axes: Any, findings: Findings, x: Callable[[Outcome], float]) -> None:
+    """A point for each row, a colour and marker for each method, a line through those of Top-KAST."""
+    named: set[str] = set()
+    for found in findings.outcomes.values():
+        family = _family(found)
+        label = None if family in named else family
+        named.add(family)
+        _point(axes, x(found), found, _COLORS[family], _MARKERS[family], label)
+
+
+def _note(axes: Any, x: float, found: Outcome) -> None:
+    text = found.label.removeprefix("Top-KAST ")
+    axes.annotate(text, (x, found.mean), xytext=(5, -9), textcoords="offset points", fontsize=7, color=GREY)
+
+
+@styled
+def flops(findings: Findings) -> Any:
+    """Figure 2a: quality against training FLOPs, Top-KAST's points with their sparsities."""
+    figure, axes = new_figure(height=3.6)
+    _families(axes, findings, lambda found: found.flops)
+    for found in findings.outcomes.values():
+        if found.recipe.method == "topkast":
+            _note(axes, found.flops, found)
+    axes.set_xlabel("FLOPs of training, against a dense run")
+    axes.set_ylabel(_quality_label(findings))
+    legend(figure, axes)
+    return figure
+
+
+@styled
+def backward(findings: Findings) -> Any:
+    """Figure 2b: quality against mean backward sparsity, a colour for each forward sparsity."""
+    figure, axes = new_figure(height=3.8)
+    named: set[str] = set()
+    for found in findings.outcomes.values():
+        family, forward = _family(found), found.recipe.forward
+        color = BLACK if forward is None else _BY_SPARSITY[forward]
+        name = family if forward is None else f"{family} {100 * forward:g} %"
+        _point(
+            axes,
+            100 * (1 - mean_backward(found)),
+            found,
+            color,
+            _MARKERS[family],
+            None if name in named else name,
+        )
+        named.add(name)
+    for forward in (0.8, 0.9, 0.95):
+        ours = [
+            f
+            for f in findings.outcomes.values()
+            if (f.recipe.method, f.recipe.forward) == ("topkast", forward)
+        ]
+        points = sorted((100 * (1 - mean_backward(found)), found.mean) for found in ours)
+        axes.plot(*zip(*points, strict=True), color=_BY_SPARSITY[forward], lw=1) if points else None
+    axes.set_xlabel("mean backward sparsity, %")
+    axes.set_ylabel(_quality_label(findings))
+    legend(figure, axes)
+    return figure
+
+
+@styled
+def high_sparsity(findings: Findings) -> Any:
+    """Figure 2c: quality against backward sparsity at 98 and 99 %, RigL as a line across."""
+    figure, axes = new_figure(height=3.6)
+    for forward, color in ((0.98, BLUE), (0.99, ORANGE)):
+        here = [found for found in findings.outcomes.values() if found.recipe.forward == forward]
+        ours = [found for found in here if found.recipe.method == "topkast"]
+        for i, found in enumerate(ours):
+            assert found.recipe.backward is not None
+            name = f"Top-KAST {100 * forward:g} %" if i == 0 else None
+            _point(axes, 100 * found.recipe.backward, found, color, "o", name)
+        axes.plot([100 * (f.recipe.backward or 0) for f in ours], [f.mean for f in ours], color=color, lw=1)
+        for method, dashes in (("rigl", "--"), ("static", ":")):
+            for found in here:
+                if found.recipe.method == method:
+                    axes.axhline(found.mean, color=color, ls=dashes, lw=1.5, label=found.label + " %")
+    axes.set_xlabel("backward sparsity, %")
+    axes.set_ylabel(_quality_label(findings))
+    legend(figure, axes)
+    return figure
+
+
+@styled
+def pairs(findings: Findings) -> Any:
+    """Figure 3c: quality against backward sparsity, a line for each forward sparsity, dense across."""
+    figure, axes = new_figure()
+    ours = [found for found in findings.outcomes.values() if found.recipe.method == "topkast"]
+    for forward, color, marker in ((0.8, BLUE, "o"), (0.9, ORANGE, "s"), (0.95, GREEN, "^")):
+        line = sorted((f for f in ours if f.recipe.forward == forward), key=lambda f: f.recipe.backward or 0)
+        for i, found in enumerate(line):
+            name = f"{100 * forward:g} % forward" if i == 0 else None
+            _point(axes, 100 * (found.recipe.backward or 0), found, color, marker, name)
+        axes.plot([100 * (f.recipe.backward or 0) for f in line], [f.mean for f in line], color=color, lw=1)
+    if "dense" in findings.outcomes:
+        axes.axhline(findings.outcomes["dense"].mean, color=BLACK, ls="--", label="dense")
+    axes.set_xlabel("backward sparsity, %")
+    axes.set_ylabel(_quality_label(findings))
+    legend(figure, axes)
+    return figure
+
+
+@styled
+def bars(findings: Findings) -> Any:
+    """A bar for each row in the paper's order, seeds as dots; the axis begins below the smallest."""
+    found = list(findings.outcomes.values())
+    figure, axes = new_figure(height=1.0 + 0.36 * max(1, len(found)))
+    values = [value for one in found for value in one.qualities.values()]
+    low = min(values) - 0.25 * (max(values) - min(values)) if max(values) > min(values) else 0.0
+    for i, one in enumerate(found):
+        axes.barh(i, one.mean - low, 0.62, left=low, color=_COLORS.get(_family(one), SKY), alpha=0.85)
+        seeds = list(one.qualities.values())
+        axes.plot(seeds, [i] * len(seeds), "o", ms=3, mfc="white", mec="black", mew=0.7, ls="")
+        axes.annotate(
+            f"{one.mean:.4g}",
+            (max(one.mean, *seeds), i),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    names = ["\n".join(textwrap.wrap(one.label, 24)) for one in found]
+    axes.set_yticks(range(len(found)), labels=names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(left=low)
+    axes.margins(x=0.16)
+    axes.set_xlabel(_quality_label(findings), loc="left")
+    axes.grid(False, axis="y")
+    return figure
+
+
+@styled
+def mask_change(findings: Findings) -> Any:
+    """Figure 3a: change of the mask between moments, mean over layers with a band, first seed."""
+    figure, axes = new_figure()
+    found = next(iter(findings.outcomes.values()))
+    masks = next(iter(found.results.values()))["masks"]
+    draw_band(
+        axes,
+        [m["to"] for m in masks],
+        [[100 * s for s in m["layers"].values()] for m in masks],
+        (BLUE, "-"),
+        "change",
+    )
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel("units that changed since\nthe comparison before, %")
+    return figure
+
+
+@styled
+def reservoir_use(findings: Findings) -> Any:
+    """Figure 3b: share of the initial C that has been in A, mean over layers with a band, first seed."""
+    figure, axes = new_figure()
+    points = next(iter(findings.outcomes.values())).first.points
+    values = [[100 * layer.activated for layer in point.layers.values()] for point in points]
+    draw_band(axes, [point.step for point in points], values, (BLUE, "-"), "used")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel("units of C ever in A, %")
+    return figure
+
+
+@styled
+def costs(findings: Findings) -> Any:
+    """Quality against seconds of training and against bytes, side by side."""
+    figure, axes = new_figure(height=5.6)
+    axes.remove()
+    for i, (what, x) in enumerate(
+        {"training time, s": lambda f: f.seconds, "bytes trained, MB": lambda f: f.bytes / 1e6}.items()
+    ):
+        part = figure.add_subplot(2, 1, i + 1)
+        _families(part, findings, x)
+        part.set_xlabel(what)
+        part.set_ylabel(_quality_label(findings), fontsize=8)
+        if i == 0:
+            legend(figure, part)
+    return figure
+
+
+FIGURES: Mapping[str, Callable[[Findings], Any]] = {
+    draw.__name__: draw
+    for draw in (flops, backward, high_sparsity, pairs, bars, mask_change, reservoir_use, costs)
+}
+
+
+def draw(findings: Findings) -> Any | None:
+    """The figure of an experiment; None if it has none, an empty one that says so if nothing is run yet."""
+    if not findings.experiment.figure:
+        return None
+    if not findings.outcomes:
+        return _empty()
+    return FIGURES[findings.experiment.figure](findings)
+
+
+@styled
+def _empty() -> Any:
+    figure, axes = new_figure()
+    say_empty(axes, "not run yet")
+    return figure
+
+
+def drawable(all_findings: Iterable[Findings]) -> list[Findings]:
+    """Those with something to draw."""
+    return [f for f in all_findings if f.experiment.figure and f.outcomes]

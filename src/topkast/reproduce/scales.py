@@ -1,0 +1,249 @@
+"""The scales: what each workload is at the size of a machine, and the configuration of every run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from topkast.core.distribution import nearest
+from topkast.data.find import find
+from topkast.reproduce.recipe import Recipe
+from topkast.train.config import Config
+from topkast.train.preset import preset_values
+
+Values = Mapping[str, Mapping[str, Any]]
+
+# The paper's ImageNet runs have so many steps; its t and N are counted in them.
+PAPER_STEPS = 32_000
+_ALL = 100
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A size.
+
+    Attributes:
+        name: On the command line.
+        about: In a line.
+        seeds: How many runs each row has, unless said otherwise.
+        workloads: What each is: options by section, in order of preference with the data set that they
+            need (None if it comes along), so that the tiny scale runs on any machine.
+        variants: (workload, name of the variant) → options that differ.
+        updates: How often SET, RigL and pruning choose sets in a run; None is as published.
+    """
+
+    name: str
+    about: str
+    seeds: int
+    workloads: Mapping[str, tuple[tuple[str | None, Values], ...]]
+    variants: Mapping[tuple[str, str], Values]
+    updates: int | None
+
+    def with_steps(self, steps: int) -> Scale:
+        """The same with runs of another length, for a trial."""
+        changed: Values = {"train": {"steps": steps}}
+        workloads = {
+            name: tuple((dataset, _with(values, changed)) for dataset, values in choices)
+            for name, choices in self.workloads.items()
+        }
+        return dataclasses.replace(self, workloads=workloads)
+
+    def base(self, workload: str) -> Config:
+        """The workload's options, on the first of its data sets that is here.
+
+        Raises:
+            FileNotFoundError: None is; the message says where to get it.
+        """
+        missing: list[str] = []
+        for dataset, values in self.workloads[workload]:
+            try:
+                if dataset is not None:
+                    find(dataset)
+            except FileNotFoundError as error:
+                missing.append(str(error))
+                continue
+            return Config().with_values(values)
+        raise FileNotFoundError(f"`{workload}` at scale {self.name}: " + "; ".join(missing))
+
+    def forecast_base(self, workload: str) -> Config:
+        """The same, for a forecast: if no data set is here, the first."""
+        try:
+            return self.base(workload)
+        except FileNotFoundError:
+            return Config().with_values(self.workloads[workload][0][1])
+
+    def config(self, recipe: Recipe, seed: int, *, is_forecast: bool = False) -> Config:
+        """All options of one run."""
+        base = self.forecast_base(recipe.workload) if is_forecast else self.base(recipe.workload)
+        if recipe.variant:
+            base = base.with_values(self.variants[recipe.workload, recipe.variant])
+        usual = base.train.steps
+        assert usual is not None
+        steps = round(usual * recipe.length)
+        return base.with_values(
+            {
+                "method": {**self._method(recipe, steps), **_penalty(recipe)},
+                "train": {"steps": steps, "seed": seed},
+                "run": _record(recipe, steps),
+            }
+        )
+
+    def _method(self, recipe: Recipe, steps: int) -> dict[str, Any]:
+        values = {
+            "method": recipe.method,
+            "forward_sparsity": recipe.forward,
+            "backward_sparsity": recipe.backward,
+            "exploration": recipe.exploration,
+            "refresh_every": self._every(recipe, steps),
+            "t_end": None if recipe.stop is None else round(recipe.stop * steps),
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _every(self, recipe: Recipe, steps: int) -> int | None:
+        if recipe.refresh_steps is not None:
+            return recipe.refresh_steps
+        if recipe.refresh is not None:
+            return max(2, round(recipe.refresh * steps / PAPER_STEPS))
+        if self.updates is not None and recipe.method in ("set", "rigl", "pruning", "snfs"):
+            return math.ceil(steps / self.updates)
+        return None
+
+
+def _penalty(recipe: Recipe) -> dict[str, Any]:
+    values: dict[str, Any] = {} if recipe.penalty is None else {"penalty": recipe.penalty}
+    return {**values, "penalty_power": recipe.penalty_power}
+
+
+def _record(recipe: Recipe, steps: int) -> dict[str, Any]:
+    """Eight evaluations; masks are compared from checkpoints 5,000 of the paper's 32,000 steps apart, and an
+    interruption, which writes one more, must not push one of them out.
+    """
+    values: dict[str, Any] = {"reference": ["none"], "evaluate_every": max(1, steps // 8), "keep": 1}
+    if recipe.masks:
+        return {**values, "checkpoint_every": max(1, steps * 5000 // PAPER_STEPS), "keep": _ALL}
+    return {**values, "checkpoint_every": max(1, steps // 4)}
+
+
+# ---- tiny: minutes on two cores -----------------------------------------------------------------------
+
+_MLP: Values = {
+    "data": {"task": "images"},
+    "model": {"model": "mlp", "hidden": [256, 256]},
+    "train": {
+        "batch": 128, "steps": 800, "optimizer": "sgd", "lr": 0.1, "weight_decay": 1e-4, "clip": 0.0,
+    },
+}  # fmt: skip
+_TINY_XL: Values = {
+    "data": {"task": "text", "test_limit": 100_000},
+    "model": {
+        "model": "transformer-xl", "width": 128, "depth": 4, "heads": 2, "inner": 384, "window": 64,
+        "memory": 64, "eval_memory": 256,
+    },
+    "method": {"budget": "model"},
+    "train": {"batch": 8, "steps": 480, "optimizer": "adam", "lr": 2e-3, "warmup": 0.1, "clip": 0.25},
+}  # fmt: skip
+# WikiText-2 has 33,278 words: with clusters a loss is computed on a few thousand of them.
+_TINY_WORDS: Values = {
+    "data": {"dataset": "wikitext-2", "test_limit": 50_000},
+    "model": {"cutoffs": [2000, 8000]},
+    "train": {"steps": 320},
+}
+
+
+def _with(*parts: Values) -> Values:
+    """Options put together, by section; later ones win."""
+    sections = {name for part in parts for name in part}
+    return {
+        name: {key: value for part in parts for key, value in part.get(name, {}).items()} for name in sections
+    }
+
+
+# The one that a scale has anyway is the same run.
+_ENDS: Mapping[tuple[str, str], Values] = {
+    ("images", "ends-dense"): {"method": {"keep_dense": ["first", "last"]}},
+    ("images", "all-sparse"): {"method": {"keep_dense": []}},
+}
+_ENWIK8: Values = {"data": {"dataset": "enwik8"}}
+_TINY_BYTES = (("enwik8", _with(_TINY_XL, _ENWIK8)), (None, _TINY_XL))
+TINY = Scale(
+    name="tiny",
+    about="an MLP on Fashion-MNIST (scikit-learn's digits without it), a Transformer-XL of width 128 on "
+    "enwik8 (Python's own text without it) and on WikiText-2: about an hour on two cores",
+    seeds=3,
+    workloads={
+        "images": (("fashion-mnist", _with(_MLP, {"data": {"dataset": "fashion-mnist"}})), (None, _MLP)),
+        "bytes": _TINY_BYTES,
+        "small-bytes": _TINY_BYTES,
+        "words": (("wikitext-2", _with(_TINY_XL, _TINY_WORDS)), (None, _TINY_XL)),
+    },
+    variants={
+        **_ENDS,
+        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        ("words", "shallow"): {"model": {"depth": 1}},
+    },
+    updates=80,
+)
+
+# ---- small: an hour or a few --------------------------------------------------------------------------
+
+_CIFAR = _with(preset_values("cifar10-minutes"), {"train": {"steps": 640, "batch": 64}})
+_SMALL_BYTES = (
+    ("enwik8", _with(preset_values("enwik8-minutes"), {"data": {"test_limit": 500_000}})),
+)  # fmt: skip
+_SMALL_WORDS: Values = {
+    "data": {"dataset": "wikitext-2", "test_limit": 100_000},
+    "model": {"cutoffs": [2000, 8000]},
+}
+SMALL = Scale(
+    name="small",
+    about="ResNet-20 on CIFAR-10 and a Transformer-XL of width 256 on enwik8 and WikiText-2: some hours",
+    seeds=3,
+    workloads={
+        "images": (("cifar-10", _CIFAR),),
+        "bytes": _SMALL_BYTES,
+        "small-bytes": _SMALL_BYTES,
+        "words": (("wikitext-2", _with(_SMALL_BYTES[0][1], _SMALL_WORDS)),),
+    },
+    variants={
+        **_ENDS,
+        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        ("words", "shallow"): {"model": {"depth": 1}},
+    },
+    updates=64,
+)
+
+# ---- paper: as published ------------------------------------------------------------------------------
+
+PAPER = Scale(
+    name="paper",
+    about="ResNet-50 on ImageNet, Transformer-XL of 277 M and 69 M on enwik8, of 285 M on WikiText-103",
+    seeds=1,
+    workloads={
+        "images": (("imagenet", preset_values("imagenet-paper")),),
+        "bytes": (("enwik8", preset_values("enwik8-paper")),),
+        "small-bytes": (("enwik8", preset_values("enwik8-paper-small")),),
+        "words": (("wikitext-103", preset_values("wikitext103-paper")),),
+    },
+    variants={
+        **_ENDS,
+        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        ("words", "shallow"): {"model": {"depth": 4}},
+    },
+    updates=None,
+)
+
+SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (TINY, SMALL, PAPER)}
+
+
+def scale(name: str) -> Scale:
+    """The scale of that name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name not in SCALES:
+        raise ValueError(f"--scale must be one of {nearest(name, SCALES)}, got {name!r}")
+    return SCALES[name]

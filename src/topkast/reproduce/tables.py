@@ -1,0 +1,94 @@
+"""An experiment as a table: the paper's column, ours, and what ours took; Markdown, CSV, cells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+from topkast.report.words import MISSING, count, duration, percent, size
+from topkast.reproduce.experiment import Findings
+from topkast.reproduce.outcome import Outcome
+
+
+def header(findings: Findings) -> list[str]:
+    """Names of the columns."""
+    quality = next((o.first.quality_name for o in findings.outcomes.values()), "quality")
+    paper = (
+        [f"paper: {findings.experiment.published.quantity}"] if findings.experiment.published.values else []
+    )
+    return ["", *paper, f"ours: {quality}", "parameters", "FLOPs of training", "time", "bytes"]
+
+
+def rows(findings: Findings) -> list[tuple[str, ...]]:
+    """One line for each row of the experiment, also for those that are not run."""
+    printed = findings.experiment.published.values
+    return [
+        (
+            row.label,
+            *([_plain(printed.get(row.label))] if printed else []),
+            *_ours(findings.outcomes.get(row.label), len(findings.seeds)),
+        )
+        for row in findings.experiment.rows
+    ]
+
+
+def _ours(found: Outcome | None, seeds: int) -> tuple[str, ...]:
+    if found is None:
+        return ("not run", *[MISSING] * 4)
+    return (
+        _quality(found, seeds),
+        count(found.parameters),
+        percent(found.flops),
+        duration(found.seconds),
+        MISSING if math.isnan(found.bytes) else size(found.bytes),
+    )
+
+
+def _quality(found: Outcome, seeds: int) -> str:
+    n = len(found.qualities)
+    text = f"{found.mean:.2f}" if found.unit == "points" or found.mean >= 10 else f"{found.mean:.3f}"
+    if n > 1:
+        text += f" ± {found.deviation:.2g}"
+    return text if n == seeds else f"{text} ({n} of {seeds} seeds)"
+
+
+def _plain(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}" if value < 2 else f"{value:g}"
+
+
+def markdown(findings: Findings) -> str:
+    """The table in Markdown."""
+    head = header(findings)
+    lines = [_line(head), _line(["---"] * len(head)), *(_line(row) for row in rows(findings))]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return (
+        "| "
+        + " | ".join(cell.replace("|", "\\|").replace("\N{NO-BREAK SPACE}", " ") for cell in cells)
+        + " |"
+    )
+
+
+def comma_separated(findings: Findings) -> str:
+    """The numbers, unrounded, a line for each row and seed."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["row", "paper", "seed", "quality", "parameters", "flops", "seconds", "bytes"])
+    printed = findings.experiment.published.values
+    for row in findings.experiment.rows:
+        found = findings.outcomes.get(row.label)
+        if found is None:
+            writer.writerow([row.label, printed.get(row.label, ""), *[""] * 6])
+            continue
+        for seed, quality in found.qualities.items():
+            run = found.runs[seed]
+            held = "" if run.bytes is None else run.bytes.sparse
+            spent = run.last.flops
+            seconds = run.seconds_per_step * run.last.step
+            writer.writerow(
+                [row.label, printed.get(row.label, ""), seed, quality, found.parameters, spent, seconds, held]
+            )
+    return out.getvalue()

@@ -1,0 +1,126 @@
+"""Claims: when they hold, when they do not, and that every one of them can be judged."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from topkast.report.runs import Point, Run
+from topkast.reproduce.catalogue import EXPERIMENTS, choose
+from topkast.reproduce.claims import (
+    FAILS,
+    HOLDS,
+    NOISE,
+    OPEN,
+    Claim,
+    Difference,
+    at_equal_flops,
+    beats,
+    judge,
+)
+from topkast.reproduce.outcome import Outcome
+from topkast.reproduce.published import names, published
+from topkast.reproduce.recipe import Recipe, other
+
+
+def outcome(
+    label: str, *qualities: float, higher: bool = True, flops: float = 1.0, length: float = 1.0
+) -> Outcome:
+    run = Run(Path(), label, "images", "accuracy, %" if higher else "bits per byte", higher, steps=10)
+    run.flops_per_step = {"sparse": flops, "dense": 1.0}
+    run.points = [Point(10, 1.0, 1.0, 1.0, 10 * flops)]
+    recipe = Recipe(workload="images", method="dense", length=length)
+    runs = dict.fromkeys(range(len(qualities)), run)
+    return Outcome(label, recipe, runs, {seed: {"quality": q} for seed, q in enumerate(qualities)})
+
+
+@pytest.mark.parametrize(
+    ("values", "margin", "verdict"),
+    [
+        ((1.0, 1.1, 0.9), 0.0, HOLDS),
+        ((-1.0, -1.1, -0.9), 0.0, FAILS),
+        ((1.0, -1.0, 0.2), 0.0, NOISE),
+        ((5.0,), 0.0, NOISE),  # one seed says nothing of the noise
+        ((0.0, 0.0, 0.0), 0.0, FAILS),  # the same numbers are no advantage
+        ((0.0, 0.0), 0.5, HOLDS),  # but they are comparable
+        ((-0.4, -0.41, -0.39), 0.5, HOLDS),
+        ((-0.6, -0.61, -0.59), 0.5, FAILS),
+        ((math.nan, 1.0), 0.0, FAILS),
+        ((), 0.0, OPEN),
+    ],
+)
+def test_a_difference_is_judged_by_its_seeds(values: tuple[float, ...], margin: float, verdict: str) -> None:
+    assert Difference("a over b", values, margin).verdict == verdict
+
+
+def test_the_reach_is_students_for_three_seeds() -> None:
+    # sd 1, so s = 1/√3; t(2 degrees, one-sided 95 %) = 2.920.
+    assert Difference("", (1.0, 2.0, 3.0)).reach == pytest.approx(2.920 / math.sqrt(3))
+
+
+def test_lower_bits_are_better() -> None:
+    found = {"a": outcome("a", 1.0, 1.01, higher=False), "b": outcome("b", 2.0, 2.01, higher=False)}
+    assert judge(Claim("", "", beats(("a", "b"))), found).verdict == HOLDS
+    assert judge(Claim("", "", beats(("b", "a"))), found).verdict == FAILS
+
+
+def test_a_claim_holds_only_as_a_whole() -> None:
+    found = {"a": outcome("a", 90, 90.1), "b": outcome("b", 80, 80.1), "c": outcome("c", 95, 95.1)}
+    assert judge(Claim("", "", beats(("a", "b"))), found).verdict == HOLDS
+    assert judge(Claim("", "", beats(("a", "b"), ("a", "c"))), found).verdict == FAILS
+    assert judge(Claim("", "", beats(("a", "b"), ("a", "missing"))), found).verdict == OPEN
+
+
+def test_a_margin_is_in_points_or_in_hundredths() -> None:
+    bits = {"a": outcome("a", 2.02, 2.02, higher=False), "b": outcome("b", 2.0, 2.0, higher=False)}
+    assert judge(Claim("", "", beats(("a", "b"), margin=2.0)), bits).verdict == HOLDS
+    assert judge(Claim("", "", beats(("a", "b"), margin=0.5)), bits).verdict == FAILS
+
+
+@pytest.mark.parametrize(("rival", "verdict"), [(86.0, FAILS), (84.0, HOLDS)])
+def test_at_equal_flops_the_frontier_is_read_between_its_points(rival: float, verdict: str) -> None:
+    found = {
+        "few": outcome("few", 80, 80, flops=0.2),
+        "many": outcome("many", 90, 90, flops=0.4),
+        "worse": outcome("worse", 10, 10, flops=0.3),
+        "rival": outcome("rival", rival, rival, flops=0.3),  # the frontier has 85 there
+    }
+    test = at_equal_flops(("few", "many", "worse"), "rival", 0.0)
+    assert judge(Claim("", "", test), found).verdict == verdict
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.name)
+def test_every_claim_is_about_rows_that_are_there(experiment) -> None:
+    labels = [row.label for row in experiment.rows]
+    assert len(set(labels)) == len(labels)
+    assert set(experiment.published.values) <= set(labels)
+    if experiment.name in ("figure-3a", "figure-3b"):  # about masks, see test_reproduce.py
+        return
+    found = {label: outcome(label, 50.0 + i, 50.0 + i) for i, label in enumerate(labels)}
+    for claim in experiment.claims:
+        assert judge(claim, found).verdict in (HOLDS, FAILS)
+
+
+def test_published_numbers_have_their_place_and_experiment() -> None:
+    assert set(names()) <= set(EXPERIMENTS)
+    for name in names():
+        assert published(name).place
+        assert published(name).quantity
+    assert published("figure-2a").values == {}
+
+
+def test_names_are_chosen_in_the_papers_order() -> None:
+    assert [e.name for e in choose(["table-1", "figure-2c"])] == ["figure-2c", "table-1"]
+    assert len(choose(["all"])) == len(EXPERIMENTS)
+    with pytest.raises(ValueError, match="table-1"):
+        choose(["table1"])
+
+
+def test_the_control_takes_exploration_away_from_topkast_alone() -> None:
+    table = EXPERIMENTS["table-1"].without_exploration()
+    assert all(row.recipe.backward == row.recipe.forward for row in table.rows)
+    assert all(row.recipe.exploration is None for row in table.rows)
+    dense = other("images", "dense")
+    assert dense.without_exploration() == dense
