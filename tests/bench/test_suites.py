@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from topkast.bench.contenders import WrongResult
+from topkast.bench.profile import PARTS
 from topkast.bench.subjects import decoder
 from topkast.bench.suites import linear, select, step
 from topkast.core.select import top_k, top_k_portable
@@ -152,3 +153,19 @@ def test_a_wrong_engine_of_ours_stops_the_suite(wrong_engine: Callable[[], None]
     settings = linear.Settings(tokens=4, shapes=((16, 8),), engines=("masked",), repeats=1)
     with pytest.raises(WrongResult, match=r"masked at 16 → 8, 4 tokens, 80/50 %: weight gradient is wrong"):
         linear.run(settings, quiet)
+
+
+def test_a_profile_has_every_part_and_adds_up(capfd) -> None:
+    lines: list[str] = []
+    report = step.run(
+        step.Settings(width=64, depth=1, tokens=128, pairs=((0.9, 0.8),), repeats=1, profile=True),
+        lines.append,
+    )
+    parts = [row for row in report.rows if "part" in row]
+    assert {row["contender"] for row in parts} == {"dense", "90/80 %"}
+    by_part = {row["part"]: row["seconds"] for row in parts if row["contender"] == "90/80 %"}
+    assert set(by_part) == set(PARTS)
+    assert by_part["sparse products"] > 0
+    assert next(row["seconds"] for row in parts if row["part"] == "sparse products") == 0  # the dense one's
+    assert all(seconds >= 0 for seconds in by_part.values())
+    assert capfd.readouterr().err == ""  # torch's profiler announces itself otherwise

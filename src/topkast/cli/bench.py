@@ -31,6 +31,7 @@ _BELONGS = {
     "equal": ("linear",),
     "plot": ("linear",),
     "repeats": ("linear", "conv", "step", "select"),
+    "profile": ("step",),
 }
 _SIZES = ("tokens", "inputs", "outputs", "batch", "width", "depth", "numel", "repeats")
 
@@ -57,6 +58,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--engines", metavar="LIST", help=_help("engines", engines))
     equal = "backward sparsity like forward, and the peers that are installed beside us"
     parser.add_argument("--equal", action="store_true", help=_help("equal", equal))
+    parts = "say where the time of each step goes"
+    parser.add_argument("--profile", action="store_true", help=_help("profile", parts))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     drawing = "draw speed-up against sparsity into this file (svg, png, pdf)"
     parser.add_argument("--plot", type=Path, metavar="FILE", help=_help("plot", drawing))
@@ -112,6 +115,8 @@ def _settings(options: argparse.Namespace) -> Any:
     if options.inputs is not None:
         given["shapes"] = ((options.inputs, options.outputs),)
         given.update({name: () for name in ("large", "growing") if name in fields})  # not what was asked for
+    if options.profile:
+        given["profile"] = True
     if options.model is not None:
         given["model"] = options.model
     if options.numel is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from topkast.bench.contenders import WrongResult, compare
 from topkast.bench.layers import Case, measure
+from topkast.bench.profile import PARTS, profile_step
 from topkast.bench.ratios import Pair, ideal, show_pair
 from topkast.bench.report import Report
 from topkast.bench.subjects import HEAD, WINDOW, Subject, decoder, residual, transformer_xl
@@ -38,6 +39,7 @@ class Settings:
         side: Their pixels.
         pairs: Forward and backward sparsities.
         repeats: Rounds per measurement.
+        profile: Whether to say where the time of each step goes.
     """
 
     model: str = "decoder"
@@ -48,6 +50,7 @@ class Settings:
     side: int = 224
     pairs: tuple[Pair, ...] = STEP_PAIRS
     repeats: int = 9
+    profile: bool = False
 
     def __post_init__(self) -> None:
         for option, value, unit in (("--tokens", self.tokens, WINDOW), ("--width", self.width, HEAD)):
@@ -83,11 +86,12 @@ class Trainer:
     def loss(self, model: nn.Module) -> Tensor:
         return self.subject.loss(model)
 
+    def objective(self) -> Tensor:
+        loss = self.loss(self.model)
+        return loss if self.handle is None else loss + 1e-4 * self.handle.penalty()
+
     def step(self) -> None:
-        objective = self.loss(self.model)
-        if self.handle is not None:
-            objective = objective + 1e-4 * self.handle.penalty()
-        objective.backward()
+        self.objective().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -123,8 +127,35 @@ def run(settings: Settings, say: Say) -> Report:
         ratios = [times(dense.ratio_to(timings[n])) for n in _COLUMNS[1:4]]
         cells = [times(ideal(pair)), *ratios, *(f"{shares[n]:.1%}" for n in _COLUMNS[2:4])]
         say(table.line(show_pair(pair), cells))
+    if settings.profile:
+        _profile(subject, settings.pairs, report, say)
     _small_layer(settings, report, say)
     return report
+
+
+def _profile(subject: Subject, pairs: tuple[Pair, ...], report: Report, say: Say) -> None:
+    """Parts of a step in per cent of the dense step, and refreshing at every step as one of them."""
+    torch.manual_seed(0)
+    base = subject.model()
+    columns: dict[str, dict[str, float]] = {}
+    for name, pair in {"dense": None, **{show_pair(pair): pair for pair in pairs}}.items():
+        kinds = {"plain": None if pair is None else TopKAST(*pair, refresh_every=_NEVER)}
+        if pair is not None:
+            kinds["every"] = TopKAST(*pair, refresh_every=1)
+        trainers = {kind: Trainer(subject, copy.deepcopy(base), method) for kind, method in kinds.items()}
+        timings = time_in_turns({kind: trainer.step for kind, trainer in trainers.items()}, 5)
+        parts = profile_step(trainers["plain"].objective, trainers["plain"].optimizer)
+        if pair is not None:
+            parts["refresh"] = max(0.0, timings["every"].median - timings["plain"].median)
+        columns[name] = parts
+        report.rows += [
+            {"case": subject.name, "contender": name, "part": p, "seconds": s} for p, s in parts.items()
+        ]
+    whole = sum(columns["dense"].values())
+    table = Table("where a step's time goes, % of the dense step", tuple(columns), 44)
+    say("\n" + table.header())
+    for part in PARTS:
+        say(table.line(part, [f"{100 * found[part] / whole:.1f}" for found in columns.values()]))
 
 
 def _measure(subject: Subject, pair: Pair, repeats: int) -> dict[str, Timing]:
