@@ -5,7 +5,7 @@ import torch  # noqa: F401  # isort: skip
 
 from importlib.metadata import version
 
-from topkast import models, nn
+from topkast import distributed, models, nn
 from topkast.convert import Handle, densify, sparsify
 from topkast.core.initial import Normal, TruncatedNormal, Uniform
 from topkast.kernels.memory import keep_freed_memory
@@ -45,6 +45,7 @@ __all__ = [
     "Uniform",
     "__version__",
     "densify",
+    "distributed",
     "keep_freed_memory",
     "models",
     "nn",

@@ -43,7 +43,14 @@ def test_workers_links_and_memory_add_their_sections(capsys: pytest.CaptureFixtu
     assert row(out, "at 0.001 Gbit/s") == ["32s", "6.43s", "20.1%"]
     # 8 bytes a parameter: the dense model itself fits.
     assert row(out, "parameters that fit 8.008 MB")[0] == "1,001,000"
-    assert "DistributedDataParallel by default also sends" in out.replace("\n", " ")
+    assert "Sets are chosen by each worker and not sent." in out.replace("\n", " ")
+    assert "by default sends" not in out
+    out = plan(capsys, *sizes, "--workers", "2", "--method", "rigl", "--steps", "400").replace("\n", " ")
+    assert "RigL adds up the dense gradient of the steps it grows by: 4 MB more." in out
+    out = plan(capsys, "resnet20", "--workers", "2").replace("\n", " ")
+    # 19 norms with a mean, a variance and a count each.
+    buffers = 4 * 2 * (16 * 7 + 32 * 6 + 64 * 6) + 19 * 8
+    assert f"before each forward pass: {buffers / 1000:.4g} kB more." in out
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -68,7 +75,7 @@ def test_every_model_with_every_method_in_100_columns(
     assert max(len(line) for line in out.splitlines()) <= 100
     assert re.search(r"^FLOPs of the run +[\d.]+ [TGPE] ", out, re.MULTILINE)
     refused = "it cannot run with several workers today" in out.replace("\n", " ")
-    assert refused == (method in ("rigl", "snfs", "pruning", "str", "dsr"))
+    assert refused == (method in ("snfs", "pruning", "str", "dsr"))
 
 
 def test_a_network_beyond_any_machine_takes_no_memory_to_plan(capsys: pytest.CaptureFixture[str]) -> None:

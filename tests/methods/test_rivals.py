@@ -355,16 +355,6 @@ def test_a_global_method_needs_one_optimizer_for_all() -> None:
         sparse.attach(half)
 
 
-@pytest.mark.parametrize("make", [lambda: topkast.DSR(0.8), lambda: topkast.RigL(0.8, t_end=200)])
-def test_several_processes_are_refused(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    model = nn.Sequential(nn.Linear(20, 20))
-    sparse = topkast.sparsify(model, make())  # pyright: ignore[reportCallIssue]
-    with pytest.raises(RuntimeError, match=r"within one process only: 2 processes are training here"):
-        sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-
-
 @pytest.mark.parametrize(
     ("key", "change", "message"),
     [

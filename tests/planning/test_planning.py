@@ -119,7 +119,8 @@ def test_bytes_flops_and_parameters_are_those_of_a_real_model(model: str, optimi
     assert plan.step == handle.flops(x)
     assert plan.parameters == parameters(handle.model, handle.weights)
     assert plan.survey.left_dense == handle.left_dense
-    assert plan.buffer_bytes == sum(b.nbytes for b in handle.model.buffers())
+    ours = {id(b) for weight in handle.weights.values() for b in weight.buffers()}
+    assert plan.buffer_bytes == sum(b.nbytes for b in handle.model.buffers() if id(b) not in ours)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -227,7 +228,7 @@ def test_who_cannot_run_with_several_workers() -> None:
     assert why_alone(METHODS["TopKAST"]) is None
     assert why_alone(METHODS["SET"]) is None
     assert why_alone(METHODS["DSR"]) == "changes the sizes of its sets"
-    assert why_alone(METHODS["RigL"]) == "grows by the gradient of its own batch"
+    assert why_alone(METHODS["RigL"]) is None
 
 
 def test_memory_gives_room_in_proportion() -> None:

@@ -25,6 +25,7 @@ class Attachment:
     Args:
         optimizer: Holds the values of `weights` among its parameters.
         weights: Name → weight.
+        before_first: Called before the first step, and before the first after a state was loaded.
         on_step: Called after every real step, with whether each weight explored during it.
     """
 
@@ -32,13 +33,16 @@ class Attachment:
         self,
         optimizer: torch.optim.Optimizer,
         weights: dict[str, SparseWeight],
+        before_first: Callable[[Attachment], None],
         on_step: Callable[[Attachment, dict[str, bool]], None],
     ) -> None:
         self.optimizer = optimizer
         self.weights = weights
+        self._before_first = before_first
         self._on_step = on_step
         self._frozen: dict[str, tuple[Tensor, Tensor]] = {}
         self._loaded_tags: dict[str, str] | None = None
+        self._is_first = True
         self._state_is_checked = False
         for name, weight in weights.items():
             optimizer_state.check_state(optimizer, weight.values, name)
@@ -63,6 +67,9 @@ class Attachment:
 
     def _before_step(self, *_: Any) -> None:
         self._check_loaded_tags()
+        if self._is_first:
+            self._before_first(self)
+            self._is_first = False
         # From `explore_until` on nothing outside A may move, whatever momentum or decay the optimizer has.
         self._frozen = {
             name: (~w.active, w.values.detach()[~w.active])
@@ -96,6 +103,7 @@ class Attachment:
     def _note_tags(self, _optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         tags = state_dict.get(_TAG)
         self._loaded_tags = dict(tags) if tags else None
+        self._is_first = True
         self._state_is_checked = False
 
     def _check_loaded_tags(self) -> None:

@@ -7,6 +7,7 @@ import copy
 from torch import nn
 
 from topkast.core.loading import check_states
+from topkast.core.local import forget_local
 from topkast.core.weight import SparseWeight
 from topkast.nn.attention import MultiheadAttention
 from topkast.nn.base import SparseLayer
@@ -38,6 +39,7 @@ def densify(model: nn.Module) -> nn.Module:
             if isinstance(child, MultiheadAttention):
                 setattr(parent, name, child.to_packed())
     _drop_load_hook(dense)
+    forget_local(dense)
     return dense.to_packed() if isinstance(dense, MultiheadAttention) else dense
 
 

@@ -12,13 +12,14 @@ from topkast.convert.attach import Attachment
 from topkast.convert.flops import Example, flops, run_flops
 from topkast.convert.memory import Memory, memory
 from topkast.convert.stats import LayerStats, layer_stats, table
-from topkast.core import optimizer_state
+from topkast.core import agreement, optimizer_state
 from topkast.core.accounting import Flops
 from topkast.core.implicit import ImplicitReservoir
+from topkast.core.local import keep_local, why_sharded
 from topkast.core.moment import Moment
 from topkast.core.penalty import penalty
+from topkast.core.ranks import Group, Ranks, check_alone, together
 from topkast.core.refresh import check_finite, move
-from topkast.core.resize import check_single_process
 from topkast.core.select import generator_for
 from topkast.core.sets import Sets
 from topkast.core.weight import SparseWeight
@@ -60,10 +61,12 @@ class Handle:
             if all(layer.weight is not other for other in self.weights.values()):
                 self.weights[name] = layer.weight
         self._check_weights()
+        keep_local(model)
         self.left_dense = left_dense or {}
         self._fallbacks = fallbacks or {}
         self._attachments: list[Attachment] = []
         self._followers: dict[str, list[SparseWeight]] = {name: [] for name in self.weights}
+        self._group: Group = None
 
     def _check_weights(self) -> None:
         """Raises ValueError if the weights were made for a method that this one cannot take over from."""
@@ -79,24 +82,35 @@ class Handle:
 
     # ---- training ---------------------------------------------------------------------------------
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    def attach(
+        self, optimizer: torch.optim.Optimizer, *, process_group: Group = None
+    ) -> torch.optim.Optimizer:
         """Lets the optimizer's steps drive the refreshes, and its state follow the weights.
 
         Several optimizers may be attached, each for the layers whose values it holds; each drives the
         schedule of its own. Attaching one twice changes nothing.
 
+        Args:
+            optimizer: Created from the parameters of the sparse model.
+            process_group: The ranks that train this model together, as DistributedDataParallel takes it: all
+                of them by default. "alone" if each process trains a model of its own.
+
         Returns:
             The same optimizer.
 
         Raises:
-            ValueError: The optimizer holds none of the values (created before `sparsify`?), or a layer's
-                values belong to another attached optimizer.
-            TypeError: The optimizer does not work element by element (Adafactor, LBFGS, Muon, …).
+            ValueError: The optimizer holds none of the values (created before `sparsify`?), a layer's values
+                belong to another attached optimizer, or that one's ranks are others.
+            TypeError: The optimizer does not work element by element (Adafactor, LBFGS, Muon, …), or values
+                were split between ranks (FSDP).
+            RuntimeError: The method cannot be trained by several ranks.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {optimizer!r}")
         if any(a.optimizer is optimizer for a in self._attachments):
             return optimizer
+        for name, weight in self.weights.items():
+            _check_whole(name, weight)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         weights = {n: w for n, w in self.weights.items() if id(w.values) in held}
         if not weights:
@@ -112,15 +126,18 @@ class Handle:
                     f"the values of layer {name!r} belong to an optimizer that is attached already; "
                     "`handle.detach(optimizer)` lets go of it"
                 )
-        self._check_method(weights)
-        self._attachments.append(Attachment(optimizer, weights, self._after_step))
+        if self._attachments and process_group is not self._group:
+            raise ValueError("all optimizers of a model have the same ranks: give the same `process_group`")
+        self._check_method(weights, together(process_group))
+        self._group = process_group
+        self._attachments.append(Attachment(optimizer, weights, self._before_first, self._after_step))
         for weight in weights.values():
             weight.settle()
             weight.wants_gradient = self.method.wants_gradient if grows_by_gradient(self.method) else None
         return optimizer
 
-    def _check_method(self, weights: dict[str, SparseWeight]) -> None:
-        """Raises if the method cannot be driven by an optimizer of these weights."""
+    def _check_method(self, weights: dict[str, SparseWeight], ranks: Ranks | None) -> None:
+        """Raises if the method cannot be driven by an optimizer of these weights, or by these ranks."""
         name = type(self.method).__name__
         if self.method.is_global and len(weights) < len(self.weights):
             missing = next(n for n in self.weights if n not in weights)
@@ -129,9 +146,7 @@ class Handle:
                 f"of them; those of layer {missing!r} are not among its parameters"
             )
         if self.method.resizes:
-            check_single_process(f"{name} changes the sizes of the sets")
-        if grows_by_gradient(self.method):
-            check_single_process(f"{name} grows by the gradient of its own batch")
+            check_alone(f"{name} changes the sizes of the sets", ranks)
 
     def detach(self, optimizer: torch.optim.Optimizer) -> None:
         """The opposite of `attach`: the optimizer's steps no longer refresh anything."""
@@ -219,7 +234,22 @@ class Handle:
                 stored = weight.reservoir.materialise(weight.indices, weight.active, weight.values)
                 weight.reservoir = stored.to(weight.device)
 
+    def _before_first(self, attachment: Attachment) -> None:
+        """Before the first step, and the first after a state was loaded: all is in its place by then."""
+        for name, weight in attachment.weights.items():
+            _check_whole(name, weight)
+        ranks = together(self._group)
+        if ranks is not None:
+            self._check_method(attachment.weights, ranks)  # they may have come together since
+            agreement.compare_all(attachment.weights, ranks)
+            agreement.share_choices(attachment.weights, ranks)
+
     def _after_step(self, attachment: Attachment, explored: dict[str, bool]) -> None:
+        ranks = together(self._group)
+        if ranks is not None and grows_by_gradient(self.method):
+            asked = {n: w for n, w in attachment.weights.items() if self.method.wants_gradient(w.steps)}
+            if asked:
+                agreement.join_tapes(asked, ranks)
         if acts_after_steps(self.method):
             for weight in attachment.weights.values():
                 self.method.after_step(weight, attachment.lr_of(weight))
@@ -243,10 +273,13 @@ class Handle:
                 optimizer_state.carry(optimizer, w.values, slots)
             for follower in self._followers[name]:
                 move(follower, sets.to(follower.device), explored=follower.explores)
+        ranks = together(self._group)
+        if ranks is not None:
+            moved = {name: self.weights[name] for name in names}
+            agreement.compare_sets(moved, ranks)
+            agreement.share_choices(moved, ranks)
 
     def _choose(self, names: list[str]) -> Iterable[tuple[str, Sets]]:
-        if self.method.resizes:
-            check_single_process(f"{type(self.method).__name__} changes the sizes of the sets")
         moments = {name: self._moment(name) for name in names}
         if self.method.is_global:
             return self.method.choose_together(moments).items()
@@ -329,4 +362,16 @@ class Handle:
     def __getstate__(self) -> dict[str, Any]:
         # Hooks belong to one optimizer object: a copied or unpickled handle is to be attached anew.
         names = self._followers
-        return {**self.__dict__, "_attachments": [], "_followers": {name: [] for name in names}}
+        own = {"_attachments": [], "_followers": {name: [] for name in names}, "_group": None}
+        return {**self.__dict__, **own}
+
+
+def _check_whole(name: str, weight: SparseWeight) -> None:
+    """Raises TypeError if the values of a weight are not all here: slots would mean nothing."""
+    reason = why_sharded(weight)
+    if reason is not None:
+        raise TypeError(
+            f"the values of layer {name!r} were split between ranks: it {reason}. A refresh moves elements "
+            "anywhere in it, so that every rank needs all of it: use DistributedDataParallel, or shard only "
+            "modules without sparse layers"
+        )

@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from topkast.core.ranks import Ranks
 from topkast.core.select import top_k
 from topkast.kernels.engine import ConvGeometry
 from topkast.kernels.library import token_grad
@@ -88,6 +89,9 @@ def _wide(t: Tensor) -> Tensor:
 class Tape:
     """The dense gradient of one weight over one optimizer step: the sum over micro-batches and tied layers.
 
+    Where several ranks train the weight it is the mean over ranks, once they are joined: of one chunk at a
+    time, so that memory stays that of a chunk.
+
     Args:
         shape: Of the dense weight.
         chunk: Elements that are computed at a time, at least one row.
@@ -98,10 +102,20 @@ class Tape:
         self.num_columns = int(torch.Size(shape).numel()) // shape[0]
         self._rows_at_once = max(1, chunk // self.num_columns)
         self._parts: list[Rows] = []
+        self._joined: tuple[Ranks, Tensor] | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anything on it: a layer may not have been used in this step."""
-        return bool(self._parts)
+        return bool(self._parts) or self._joined is not None
+
+    def join(self, ranks: Ranks, like: Tensor) -> None:
+        """From now on every rank asks for the same chunks, and gets their mean.
+
+        Args:
+            ranks: At least one of them has something on its tape.
+            like: Of the type and on the device that gradients are added up in; half precision is widened.
+        """
+        self._joined = (ranks, _wide(like.detach()[:0]))
 
     def add(self, rows: Rows) -> None:
         self._parts.append(rows)
@@ -116,6 +130,14 @@ class Tape:
             yield first * self.num_columns, self._sum(first, last)
 
     def _sum(self, first: int, last: int) -> Tensor:
+        if self._joined is None:
+            return self._own(first, last)
+        ranks, like = self._joined
+        if not self._parts:
+            return ranks.mean_(like.new_zeros((last - first) * self.num_columns))
+        return ranks.mean_(self._own(first, last).to(like.dtype).contiguous())
+
+    def _own(self, first: int, last: int) -> Tensor:
         chunk = self._parts[0](first, last)
         for rows in self._parts[1:]:
             chunk += rows(first, last)

@@ -18,17 +18,3 @@ def resize_(parameter: nn.Parameter, data: Tensor) -> None:
     parameter.grad = None
     parameter.data = torch.empty(0, dtype=other, device=data.device)
     parameter.data = data
-
-
-def check_single_process(what: str) -> None:
-    """Raises where several processes train one model: others could not know of the new sizes.
-
-    Raises:
-        RuntimeError: A process group with more than one member exists.
-    """
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise RuntimeError(
-            f"{what} within one process only: {distributed.get_world_size()} processes are training here; "
-            "use a method whose sets keep their sizes, such as TopKAST with scope='layer', or one process"
-        )

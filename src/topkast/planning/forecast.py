@@ -32,8 +32,8 @@ class Forecast:
         sparse: Bytes of the sparse weights, by part (`footprint.PARTS`).
         dense: Bytes of the same weights dense.
         rest: Bytes of what is dense in both: "weight", "gradient" and "optimizer".
-        buffer_bytes: Buffers of the sparse model, sets and reservoir among them, which
-            DistributedDataParallel sends round before each forward pass unless it is told not to.
+        buffer_bytes: The model's own buffers, such as the statistics of norms, which DistributedDataParallel
+            sends round before each forward pass. Sets and reservoirs stay where they are.
         survey: Which weights, and their sizes.
     """
 
@@ -129,7 +129,7 @@ def forecast(
             dense_bytes(Tensors(w.counts.numel, 1, w.element_size, w.is_trained), kind) for w in found.weights
         ),
         rest=total(dense_bytes(tensors, kind) for tensors in found.rest),
-        buffer_bytes=sparse["sets"] + sparse["reservoir"] + sparse["companion"] + found.buffer_bytes,
+        buffer_bytes=found.buffer_bytes,
         survey=found,
     )
 

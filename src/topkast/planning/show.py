@@ -8,6 +8,7 @@ from typing import Any
 
 from topkast.core.accounting import Flops
 from topkast.methods import STR, Method, Pruning
+from topkast.methods.base import grows_by_gradient
 from topkast.planning.footprint import PARTS
 from topkast.planning.forecast import Forecast
 from topkast.planning.traffic import ring_bytes, seconds, why_alone
@@ -76,14 +77,26 @@ def notes(forecast: Forecast, method: Method, machines: Machines, returned: floa
         said.append("STR learns how sparse it becomes: everything is counted as dense as it starts.")
     if machines.workers > 1:
         said.append(
-            "Sent is what a ring all-reduce of the gradients takes. DistributedDataParallel by default also "
-            f"sends the buffers round before each forward pass: {bytes_text(forecast.buffer_bytes)} here, "
-            "sets and reservoir."
+            "Sent is what a ring all-reduce of the gradients takes. Sets are chosen by each worker and not "
+            "sent." + _sent_besides(forecast, method, machines)
         )
     reason = why_alone(method)
     if reason is not None and machines.workers > 1:
         said.append(f"{name} {reason}: it cannot run with several workers today, `Handle.attach` refuses it.")
     return [textwrap.fill(note, WIDTH) for note in said]
+
+
+def _sent_besides(forecast: Forecast, method: Method, machines: Machines) -> str:
+    said = ""
+    if grows_by_gradient(method):
+        dense = bytes_text(ring_bytes(forecast.dense["gradient"], machines.workers))
+        said += f" {type(method).__name__} adds up the dense gradient of the steps it grows by: {dense} more."
+    if forecast.buffer_bytes:
+        said += (
+            " DistributedDataParallel by default sends the model's own buffers round before each forward "
+            f"pass: {bytes_text(forecast.buffer_bytes)} more."
+        )
+    return said
 
 
 def data(forecast: Forecast, machines: Machines) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topkast.methods.base import Method, grows_by_gradient
+from topkast.methods.base import Method
 
 
 def ring_bytes(num_bytes: int, workers: int) -> float:
@@ -20,6 +20,4 @@ def seconds(num_bytes: float, gigabits: float) -> float:
 
 def why_alone(method: Method) -> str | None:
     """Why a method cannot run with several workers, as `Handle.attach` refuses it, or None if it can."""
-    if method.resizes:
-        return "changes the sizes of its sets"
-    return "grows by the gradient of its own batch" if grows_by_gradient(method) else None
+    return "changes the sizes of its sets" if method.resizes else None

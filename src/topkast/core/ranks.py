@@ -1,0 +1,88 @@
+"""`Ranks`: processes that train one model together. Whatever is said to other processes is said here.
+
+Every method is collective: all ranks call it, in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# A process group, None for all processes there are, or "alone" for a model that no other process trains.
+Group = Any | Literal["alone"] | None
+
+
+class Ranks:
+    """The members of a process group.
+
+    Attributes:
+        count: How many there are.
+        rank: Which of them this process is, from 0.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self.count: int = dist.get_world_size(group)
+        self.rank: int = dist.get_rank(group)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def mean_(self, tensor: Tensor) -> Tensor:
+        """The mean over ranks, in place; the same bits on each. `tensor` is contiguous."""
+        dist.all_reduce(tensor, group=self._group)
+        return tensor.div_(self.count)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which have one shape, by rank."""
+        everyone = [torch.empty_like(tensor) for _ in range(self.count)]
+        dist.all_gather(everyone, tensor.contiguous(), group=self._group)
+        return everyone
+
+    def largest(self, numbers: list[int], device: torch.device | str = "cpu") -> list[int]:
+        """The largest of each number over ranks."""
+        tensor = torch.tensor(numbers, dtype=torch.int64, device=device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return tensor.tolist()
+
+    def from_first(self, thing: Any) -> Any:
+        """What the first rank has; others may give anything. For plain data and tensors."""
+        box = [thing if self.is_first else None]
+        dist.broadcast_object_list(box, src=self._first, group=self._group)
+        return box[0]
+
+    def tensor_from_first(self, tensor: Tensor) -> Tensor:
+        """The content that the first rank has, in place; shapes and types are the same."""
+        dist.broadcast(tensor, src=self._first, group=self._group)
+        return tensor
+
+    @property
+    def _first(self) -> int:
+        """The first rank of the group, as numbered among all processes."""
+        return 0 if self._group is None else dist.get_global_rank(self._group, 0)
+
+
+def together(group: Group = None) -> Ranks | None:
+    """The ranks that train one model, or None where this process trains it alone."""
+    if group == "alone" or not dist.is_available() or not dist.is_initialized():
+        return None
+    ranks = Ranks(group)
+    return ranks if ranks.count > 1 else None
+
+
+def check_alone(what: str, ranks: Ranks | None) -> None:
+    """Raises where several processes train one model.
+
+    Raises:
+        RuntimeError: They do.
+    """
+    if ranks is not None:
+        raise RuntimeError(
+            f"{what} within one process only: {ranks.count} processes are training here; "
+            "use a method whose sets keep their sizes, such as TopKAST with scope='layer', or one process. "
+            'If each process trains a model of its own, say so: `attach(optimizer, process_group="alone")`'
+        )

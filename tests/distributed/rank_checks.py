@@ -1,0 +1,419 @@
+"""What each of two ranks runs: every check on both, in the same order. Started by `test_ranks.py`.
+
+A check is a function of (rank, folder) that raises where something is wrong.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import topkast
+
+Check = Callable[[int, Path], None]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    """Tied, convolved, with a bias: every kind of layer there is a product for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 12)
+        self.conv = nn.Conv1d(12, 12, 3, padding=1)
+        self.mid = nn.Linear(12, 16)
+        self.out = nn.Linear(16, 12)
+        self.head = nn.Linear(12, 20)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.conv(self.embedding(ids).transpose(1, 2)).transpose(1, 2)
+        return self.head(self.out(torch.tanh(self.mid(h))))
+
+
+METHODS: dict[str, Callable[[], topkast.Method]] = {
+    "TopKAST": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2),
+    "TopKAST_random": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2, exploration="random"),
+    "TopKAST_until": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2, explore_until=6),
+    "Static": lambda: topkast.Static(0.8),
+    "SET": lambda: topkast.SET(0.8, update_every=3),
+    "RigL": lambda: topkast.RigL(0.8, update_every=3, t_end=30),
+    "SNFS": lambda: topkast.SNFS(0.8, update_every=3, t_end=30, redistributes=False),
+    "DeepR": lambda: topkast.DeepR(0.8),
+    "DNW": lambda: topkast.DNW(0.8),
+}
+
+
+class Training:
+    """A model on its ranks, or alone."""
+
+    def __init__(
+        self,
+        method: topkast.Method,
+        *,
+        is_alone: bool = False,
+        seed: int = 0,
+        attach_first: bool = False,
+        optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+        wrapper: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(seed)
+        with torch.device("meta" if options.get("reservoir") == "implicit" else "cpu"):
+            self.model = Net().double()
+        self.sparse = topkast.sparsify(self.model, method, **{"engine": "native", **options})
+        make = optimizer or (lambda p: torch.optim.Adam(p, lr=0.02))
+        self.optimizer = make(self.model.parameters())
+        self.called: nn.Module = self.model
+        if attach_first:
+            self.sparse.attach(self.optimizer)
+        if not is_alone:
+            self.called = DistributedDataParallel(self.model, **(wrapper or {}))
+        if not attach_first:
+            self.sparse.attach(self.optimizer, process_group="alone" if is_alone else None)
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.called(ids).flatten(0, 1), ids.roll(1, 1).flatten())
+
+    def step(self, ids: Tensor) -> None:
+        (self.loss(ids) + 1e-2 * self.sparse.penalty()).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def run(self, steps: int, rank: int | None) -> Training:
+        """On all of each batch, or on a rank's half of it."""
+        for step in range(steps):
+            ids = batch(step)
+            self.step(ids if rank is None else ids[4 * rank : 4 * rank + 4])
+        return self
+
+
+def batch(step: int) -> Tensor:
+    return torch.randint(20, (8, 7), generator=torch.Generator().manual_seed(step))
+
+
+def assert_alike(mine: Training, other: Training) -> None:
+    """Sets exactly, numbers to float tolerance: of sums of 56 doubles in another order, over a few steps."""
+    ours, theirs = mine.model.state_dict(), other.model.state_dict()
+    assert list(ours) == list(theirs)
+    for name, tensor in ours.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-8, atol=1e-11, msg=name)
+        else:
+            assert torch.equal(tensor, theirs[name]), name
+    ours, theirs = mine.optimizer.state_dict(), other.optimizer.state_dict()
+    assert ours["topkast"] == theirs["topkast"]
+    for key, state in ours["state"].items():
+        for name, entry in state.items():
+            torch.testing.assert_close(entry, theirs["state"][key][name], rtol=1e-7, atol=1e-13, msg=name)
+
+
+def make_same_as_one_process(method: str) -> Check:
+    def function(rank: int, folder: Path) -> None:
+        together = Training(METHODS[method]()).run(13, rank)
+        alone = Training(METHODS[method](), is_alone=True).run(13, None)
+        assert_alike(together, alone)
+        changed = [w.indices for w in Training(METHODS[method]()).sparse.weights.values()]
+        moved = [
+            not torch.equal(w.indices, i)
+            for w, i in zip(together.sparse.weights.values(), changed, strict=True)
+        ]
+        assert any(moved) == (method not in ("Static", "DNW")), "the sets were not put to the test"
+
+    return function
+
+
+for _name in METHODS:
+    CHECKS[f"same_as_one_process_{_name}"] = make_same_as_one_process(_name)
+
+
+@check
+def same_in_other_set_ups(rank: int, folder: Path) -> None:
+    """Attached before it is wrapped; momentum; an implicit reservoir; gradients that are views of buckets."""
+    method = METHODS["TopKAST_random"]
+    variants: list[dict[str, Any]] = [
+        {"attach_first": True},
+        {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True)},
+        {"reservoir": "implicit"},
+        {"wrapper": {"gradient_as_bucket_view": True}},
+        {"wrapper": {"static_graph": True, "forward_sync_buffers": False}},
+    ]
+    for options in variants:
+        together = Training(method(), **options).run(9, rank)
+        del_keys = ("wrapper", "attach_first")
+        rest = {name: value for name, value in options.items() if name not in del_keys}
+        assert_alike(together, Training(method(), is_alone=True, **rest).run(9, None))
+
+
+@check
+def gradients_are_accumulated_without_sync(rank: int, folder: Path) -> None:
+    for method in ("TopKAST", "RigL"):
+        together = Training(METHODS[method]())
+        assert isinstance(together.called, DistributedDataParallel)
+        alone = Training(METHODS[method](), is_alone=True)
+        for step in range(7):
+            ids = batch(step)
+            with together.called.no_sync():
+                (together.loss(ids[4 * rank : 4 * rank + 2]) / 2).backward()
+            (together.loss(ids[4 * rank + 2 : 4 * rank + 4]) / 2).backward()
+            alone.loss(ids).backward()
+            for training in (together, alone):
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+        assert_alike(together, alone)
+
+
+@check
+def an_average_follows(rank: int, folder: Path) -> None:
+    averages = []
+    for is_alone in (False, True):
+        training = Training(METHODS["TopKAST"](), is_alone=is_alone)
+        average = torch.optim.swa_utils.AveragedModel(
+            training.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
+        training.sparse.follow(average)
+        for step in range(7):
+            ids = batch(step)
+            training.step(ids if is_alone else ids[4 * rank : 4 * rank + 4])
+            average.update_parameters(training.model)
+        averages.append(average)
+    for mine, other in zip(*(average.parameters() for average in averages), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-11)
+
+
+@check
+def only_gradients_are_sent(rank: int, folder: Path) -> None:
+    """|B| numbers and the dense rest; no buffer of a sparse layer, before or after it has grown."""
+    training = Training(METHODS["TopKAST_random"](), reservoir="implicit")
+    ddp = training.called
+    assert isinstance(ddp, DistributedDataParallel)
+    sent: list[int] = []
+
+    def count(state, bucket):  # without annotations: torch wants them to be classes
+        sent.append(bucket.buffer().numel())
+        return (
+            dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(lambda f: f.value()[0])
+        )
+
+    ddp.register_comm_hook(None, count)
+    training.run(5, rank)
+    assert ddp.modules_buffers == []
+    in_b = sum(w.counts.backward for w in training.sparse.weights.values())
+    rest = sum(p.numel() for n, p in training.model.named_parameters() if n.endswith("bias"))
+    assert sum(sent) == 5 * (in_b + rest)
+
+    class Larger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm = training.model, nn.BatchNorm1d(3)
+
+    larger = Larger()
+    assert len(DistributedDataParallel(larger).modules_buffers) > 3
+    wrapped = DistributedDataParallel(topkast.distributed.keep_local(larger))
+    assert len(wrapped.modules_buffers) == 3  # mean, variance and count of the norm
+
+
+@check
+def other_seeds_are_caught(rank: int, folder: Path) -> None:
+    for method, what in (("TopKAST", "sets"), ("SET", "random key")):
+        training = Training(METHODS[method](), seed=rank if what == "sets" else 0)
+        if what == "random key":  # the sets are the same by chance, later ones will not be
+            training.sparse.weights["mid"].key.fill_(rank)
+        with pytest.raises(topkast.distributed.RanksDiffer, match="same seed") as caught:
+            training.run(1, rank)
+        layer = "embedding" if what == "sets" else "mid"
+        first = "random key" if what == "sets" else what
+        assert f"layer '{layer}': its {first} on rank 1" in str(caught.value)
+
+
+@check
+def sets_that_come_apart_are_caught_at_the_refresh(rank: int, folder: Path) -> None:
+    training = Training(topkast.TopKAST(0.8, 0.6, refresh_every=3)).run(2, rank)
+    weight = training.sparse.weights["mid"]
+    if rank == 1:  # as a broken kernel or memory would have it
+        with torch.no_grad():
+            weight.reservoir.get_buffer("rest")[:] = 7.0
+            weight.reservoir.get_buffer("rest")[weight.indices.long()] = 0.0
+    with pytest.raises(topkast.distributed.RanksDiffer, match=r"layer 'mid': its sets on rank 1 are not"):
+        training.run(1, rank)
+
+
+@check
+def a_model_that_is_not_wrapped_is_caught(rank: int, folder: Path) -> None:
+    training = Training(METHODS["TopKAST"](), is_alone=True)
+    training.sparse.detach(training.optimizer)
+    training.sparse.attach(training.optimizer)
+    with pytest.raises(
+        topkast.distributed.RanksDiffer, match="its values on rank 1 .*: wrap the model in it"
+    ):
+        training.run(2, rank)
+
+
+@check
+def other_layers_are_caught(rank: int, folder: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    skip = ["1"] if rank else None
+    sparse = topkast.sparsify(model, METHODS["TopKAST"](), skip=skip)
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.randn(2, 8)).sum().backward()
+    with pytest.raises(topkast.distributed.RanksDiffer, match="the sparse layers are not the same"):
+        optimizer.step()
+
+
+@check
+def each_may_train_its_own_model(rank: int, folder: Path) -> None:
+    training = Training(topkast.DSR(0.8, update_every=2), is_alone=True, seed=rank).run(5, None)
+    assert sum(w.counts.forward for w in training.sparse.weights.values()) > 0
+    other = Training(METHODS["TopKAST"](), is_alone=True)
+    model = other.sparse
+    model.detach(other.optimizer)
+    first, second = list(model.weights.values())[:2]
+    model.attach(torch.optim.SGD([first.values], lr=0.1), process_group="alone")
+    with pytest.raises(ValueError, match="give the same `process_group`"):
+        model.attach(torch.optim.SGD([second.values], lr=0.1))
+
+
+@check
+def what_changes_its_sizes_is_refused(rank: int, folder: Path) -> None:
+    methods = [
+        topkast.DSR(0.8),
+        topkast.STR(s_init=-2.0),
+        topkast.Pruning(0.8, begin=2, end=14),
+        topkast.SNFS(0.8, t_end=9),
+        topkast.TopKAST(0.8, 0.6, scope="global"),
+    ]
+    for method in methods:
+        name = type(method).__name__
+        rule = f"{name} changes the sizes of the sets within one process only: 2 processes are training here"
+        with pytest.raises(RuntimeError, match=rule):
+            Training(method)
+
+
+@check
+def a_broadcast_gives_one_start(rank: int, folder: Path) -> None:
+    """Only the first rank has trained, and its implicit reservoir has grown."""
+    for reservoir in ("stored", "implicit"):
+        method = topkast.TopKAST(0.8, 0.6, refresh_every=1, exploration="random")
+        source = Training(method, is_alone=True, reservoir=reservoir).run(4, None).model
+        torch.manual_seed(rank)
+        with torch.device("meta" if reservoir == "implicit" else "cpu"):
+            model = Net().double()
+        sparse = topkast.sparsify(model, method, reservoir=reservoir, engine="native")
+        if rank == 0:
+            model.load_state_dict(source.state_dict())
+        topkast.distributed.broadcast(model)
+        for name, tensor in source.state_dict().items():
+            assert torch.equal(tensor, model.state_dict()[name]), name
+        optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        wrapped = DistributedDataParallel(model)
+        wrapped(batch(0)[4 * rank : 4 * rank + 4]).square().mean().backward()
+        optimizer.step()
+
+
+@check
+def a_layer_that_one_rank_does_not_use_still_grows(rank: int, folder: Path) -> None:
+    """RigL's gradient of it is that of the other rank; nobody waits for ever."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) if rank else self.b(self.a(x))
+
+    torch.manual_seed(0)
+    model = Gated().double()
+    sparse = topkast.sparsify(model, topkast.RigL(0.8, update_every=1, t_end=9), engine="native")
+    before = sparse.weights["b"].indices.clone()
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    for _ in range(3):
+        wrapped(torch.randn(4, 8, dtype=torch.float64)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not torch.equal(sparse.weights["b"].indices, before)
+
+
+@check
+def engines_are_agreed_on(rank: int, folder: Path) -> None:
+    training = Training(METHODS["TopKAST"](), engine="auto")
+    choices = training.sparse.weights["mid"].choices
+    choices[60] = 1 + rank  # as if each had measured something else
+    choices[61] = 3 * rank
+    training.run(1, rank)
+    assert choices[60] == 1, "that of the first rank"
+    assert choices[61] == 3, "that of the first that has one"
+
+
+@check
+def values_in_pieces_are_refused(rank: int, folder: Path) -> None:
+    with warnings.catch_warnings():  # torch itself uses what it calls deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8))
+    sparse = topkast.sparsify(model, METHODS["TopKAST"]())
+    with pytest.raises(TypeError, match="ZeroRedundancyOptimizer cannot train sparse values"):
+        sparse.attach(ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (2,)))
+    with pytest.raises(TypeError, match=r"layer '0' were split between ranks: it is a DTensor \(S"):
+        sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@check
+def skipped_steps_are_skipped_by_all(rank: int, folder: Path) -> None:
+    """Only one rank's loss overflows; gradients are added up, so that every scaler sees it."""
+    training = Training(METHODS["TopKAST"]())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(4):
+        loss = training.loss(batch(step)[4 * rank : 4 * rank + 4])
+        scaler.scale(loss * (float("inf") if step == 1 and rank == 1 else 1.0)).backward()
+        scaler.step(training.optimizer)
+        scaler.update()
+        training.optimizer.zero_grad()
+    assert training.sparse.weights["mid"].steps == 3
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    results = {}
+    for name, function in CHECKS.items():
+        try:
+            function(rank, folder)
+            results[name] = None
+        except BaseException:
+            results[name] = traceback.format_exc()
+    dist.destroy_process_group()
+    (folder / f"results-{rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,58 @@
+"""Two processes over gloo, started once; each check of `rank_checks.py` is a subtest: one test, so that
+parallel test runs start them once too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("rank_checks.py")
+
+
+def _checks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("rank_checks", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> list[dict[str, str | None]]:
+    folder = tmp_path
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", str(SCRIPT), str(rank), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=240)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], said
+    return [json.loads((folder / f"results-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_two_ranks(results: list[dict[str, str | None]], subtests: pytest.Subtests) -> None:
+    names = list(_checks().CHECKS)
+    assert [list(result) for result in results] == [names, names]
+    for name in names:
+        with subtests.test(msg=name):
+            for rank, result in enumerate(results):
+                assert result[name] is None, f"rank {rank}: {result[name]}"
