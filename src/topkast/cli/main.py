@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from topkast.cli import bench, compare, evaluate, export, generate, info, plan, report, reproduce, train
 from topkast.kernels.memory import keep_freed_memory
+from topkast.train import workers
 from topkast.train.session import Stopped
 
 
@@ -25,11 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     keep_freed_memory()
     try:
+        if workers.are_several() and options.command != "train":
+            raise ValueError("only `train` runs as several processes; start this one without torchrun")
         return options.run(options) or 0
+    except workers.FailedElsewhere:
+        return 2
     except (ValueError, TypeError, OSError, ImportError, Stopped) as error:
         if options.debug:
             raise
-        print(f"topkast {options.command}: {error}", file=sys.stderr)
+        if workers.is_first() or not isinstance(error, Stopped):  # which all ranks are told at once
+            print(f"topkast {options.command}: {error}", file=sys.stderr)
         return 1 if isinstance(error, Stopped) else 2
 
 

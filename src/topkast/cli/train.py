@@ -9,11 +9,14 @@ from typing import Any
 
 from topkast.bench.plot import load_matplotlib
 from topkast.cli.options import add_options, add_preset, configuration, given
+from topkast.core.ranks import Ranks
 from topkast.report import read_run, write_report
-from topkast.train import job
+from topkast.train import job, workers
 from topkast.train.config import TASKS, Config
-from topkast.train.display import make_display
+from topkast.train.display import Silent, make_display
+from topkast.train.folder import MARKER
 from topkast.train.forecast import forecast_run
+from topkast.train.job import Outcome
 
 
 def add_parser(commands: Any) -> None:
@@ -33,20 +36,37 @@ def _add_run(group: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    display = make_display(quiet=options.quiet)
-    if options.resume is not None:
-        if given(options) or options.config or options.preset or options.out:
-            raise ValueError("--resume takes everything from the run: give no other option with it")
-        display.note(f"going on with {options.resume}")
-        outcome = job.resume(options.resume, display)
-    else:
-        config = configuration(options)
-        if options.dry_run:
-            print(forecast_run(config))
-            return 0
-        out = options.out or _free_folder(config)
-        display.note(f"run folder: {out}")
-        outcome = job.start(config, out, display)
+    if options.resume is not None and (given(options) or options.config or options.preset or options.out):
+        raise ValueError("--resume takes everything from the run: give no other option with it")
+    if options.dry_run and options.resume is None:
+        if workers.is_first():
+            print(forecast_run(configuration(options)))
+        return 0
+    if workers.may_be_restarted() and options.out is None and options.resume is None:
+        raise ValueError("a run that torchrun may restart needs --out, so that it finds its folder again")
+    with workers.together() as ranks:
+        outcome = _train(options, ranks)
+    return _tell(outcome, options) if workers.is_first() else outcome.exit_code
+
+
+def _train(options: argparse.Namespace, ranks: Ranks | None) -> Outcome:
+    display = make_display(quiet=options.quiet) if workers.is_first() else Silent()
+    path = options.resume
+    if path is None and workers.were_restarted() and (options.out / MARKER).is_file():
+        path = options.out
+    if ranks is not None:
+        path = ranks.from_first(path)
+    if path is not None:
+        display.note(f"going on with {path}")
+        return job.resume(path, display, ranks)
+    config = configuration(options)
+    out = options.out or _free_folder(config)
+    display.note(f"run folder: {out}" + ("" if ranks is None else f", {ranks.count} ranks"))
+    return job.start(config, out, display, ranks)
+
+
+def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
+    """What came of it."""
     if outcome.exit_code == 0 and not options.no_report:  # to its end, or to that of its time
         print(_summary(outcome.folder))
         print(_report(outcome.folder))

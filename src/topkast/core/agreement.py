@@ -32,12 +32,20 @@ _REMEDIES = {
 _IF_ALONE = 'If each process trains a model of its own, say so: `attach(optimizer, process_group="alone")`'
 
 
+_PLURAL = ("sets", "values")
+
+
 class RanksDiffer(RuntimeError):
     """Ranks that should have the same sparse weights do not."""
 
 
 def compare_all(weights: Mapping[str, SparseWeight], ranks: Ranks) -> None:
     """Raises RanksDiffer, with the layer, unless all of every weight's state is the same on all ranks."""
+    # Ranks with other layers would not even send as many hashes.
+    layers = [(name, weight.engine == "auto") for name, weight in weights.items()]
+    names = torch.tensor(_of_bytes(str(layers).encode()), device=_device(weights))
+    if any(not torch.equal(names, theirs) for theirs in ranks.gather(names)):
+        raise RanksDiffer(f"the sparse layers are not the same on all ranks. {_REMEDY}. {_IF_ALONE}")
     _compare({name: _everything(weight) for name, weight in weights.items()}, ranks, _device(weights))
 
 
@@ -70,13 +78,13 @@ def _hash(tensors: Iterable[Tensor]) -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
+def _of_bytes(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+
+
 def _compare(mine: Mapping[str, Mapping[str, int]], ranks: Ranks, device: torch.device) -> None:
     parts = [(name, part) for name, hashes in mine.items() for part in hashes]
     numbers = [_signed(number) for hashes in mine.values() for number in hashes.values()]
-    # Ranks with other layers would not even send as many numbers.
-    counts = ranks.gather(torch.tensor([len(numbers), _hash_of_text(str(parts))], device=device))
-    if any(not torch.equal(count, counts[0]) for count in counts):
-        raise RanksDiffer(f"the sparse layers are not the same on all ranks. {_REMEDY}")
     everyone = torch.stack(ranks.gather(torch.tensor(numbers, dtype=torch.int64, device=device))).cpu()
     differs = everyone != everyone[0]
     if not differs.any():
@@ -84,22 +92,16 @@ def _compare(mine: Mapping[str, Mapping[str, int]], ranks: Ranks, device: torch.
     name, part = parts[int(differs.any(0).nonzero()[0])]
     column = differs[:, parts.index((name, part))]
     others = ", ".join(str(rank) for rank in column.nonzero().flatten().tolist())
+    verb = "are not those" if part in _PLURAL else "is not that"
     raise RanksDiffer(
-        f"layer {name!r}: its {part} on rank {others} {'is' if part in _SINGULAR else 'are'} not that of "
-        f"rank 0, so that the ranks no longer train one model. {_REMEDIES.get(part, _REMEDY)}. {_IF_ALONE}"
+        f"layer {name!r}: its {part} on rank {others} {verb} of rank 0: the ranks do not train one model. "
+        f"{_REMEDIES.get(part, _REMEDY)}. {_IF_ALONE}"
     )
-
-
-_SINGULAR = ("random key", "step", "reservoir", "companion")
 
 
 def _signed(number: int) -> int:
     """A 64-bit number as torch holds it."""
     return (number + 2**63) % 2**64 - 2**63
-
-
-def _hash_of_text(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def _device(weights: Mapping[str, SparseWeight]) -> torch.device:
@@ -113,6 +115,8 @@ def share_choices(weights: Mapping[str, SparseWeight], ranks: Ranks) -> None:
     Each measures by itself in the first pass; from here on they go by one of them, and a checkpoint is
     everybody's.
     """
+    if all(weight.engine != "auto" for weight in weights.values()):
+        return
     choices = torch.stack([weight.choices for weight in weights.values()]).to(_device(weights))
     agreed = torch.zeros_like(choices)
     for theirs in ranks.gather(choices):

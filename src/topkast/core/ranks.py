@@ -5,6 +5,9 @@ Every method is collective: all ranks call it, in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -13,6 +16,8 @@ from torch import Tensor
 
 # A process group, None for all processes there are, or "alone" for a model that no other process trains.
 Group = Any | Literal["alone"] | None
+# While the first rank evaluates or writes, the others wait. One that has died is noticed at once.
+_PATIENCE = timedelta(hours=12)
 
 
 class Ranks:
@@ -72,6 +77,26 @@ def together(group: Group = None) -> Ranks | None:
         return None
     ranks = Ranks(group)
     return ranks if ranks.count > 1 else None
+
+
+@contextmanager
+def joined(attempt: str = "") -> Iterator[Ranks]:
+    """All processes that were told of each other by environment variables, as torchrun does it, over gloo.
+
+    Args:
+        attempt: The same on all ranks and another at each try, where one place to meet serves several: the
+            addresses that the dead have left there would be called otherwise.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, count = next(rendezvous("env://", timeout=_PATIENCE))
+    store = PrefixStore(f"topkast/{attempt}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=_PATIENCE)
+    try:
+        yield Ranks()
+    finally:
+        dist.destroy_process_group()
 
 
 def check_alone(what: str, ranks: Ranks | None) -> None:

@@ -19,6 +19,7 @@ from topkast.data.cut import cut
 from topkast.data.draw import generator
 from topkast.data.labelled import Part
 from topkast.data.order import Order
+from topkast.data.share import Share
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,11 +85,11 @@ class ImageStream:
         """Which images a step has."""
         return Order(len(self.source.labels), self.batch, self.seed)
 
-    def train(self, start: int = 0) -> Iterator[Part]:
-        """The batches of steps `start`, `start` + 1, … without end."""
-        order = self.order
+    def train(self, start: int = 0, share: Share | None = None) -> Iterator[Part]:
+        """The batches of steps `start`, `start` + 1, … without end; of each only a share, if there is one."""
+        order, rows = self.order, (share or Share()).of(self.batch)
         steps = (order.at(step) for step in count(start))
-        return self._batches([(epoch, i) for i in chosen.tolist()] for epoch, chosen in steps)
+        return self._batches([(epoch, i) for i in chosen[rows].tolist()] for epoch, chosen in steps)
 
     def evaluation(self) -> Iterator[Part]:
         """Every image once, its middle; the last batch may be short."""

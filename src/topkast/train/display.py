@@ -50,6 +50,13 @@ class Quiet:
         pass
 
 
+class Silent(Quiet):
+    """Shows nothing at all: on a rank whose first one speaks."""
+
+    def note(self, text: str) -> None:
+        pass
+
+
 class Lines(Quiet):
     """One line per evaluation, for files and pipes."""
 

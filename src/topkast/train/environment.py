@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from topkast.core.ranks import together
 from topkast.kernels import native
 from topkast.kernels.machine import cpu_model
 
 
 def environment() -> dict[str, Any]:
-    """Versions, CPU, instruction set, threads, and the commit if the package lies in its checkout."""
+    """Versions, CPU, instruction set, threads, ranks, and the commit if the package lies in its checkout."""
+    ranks = together()
     return {
         "topkast": metadata.version("topkast"),
         "commit": _commit(Path(__file__).resolve().parents[1]),
@@ -30,6 +32,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "isa": native.isa(),
         "threads": torch.get_num_threads(),
+        "ranks": 1 if ranks is None else ranks.count,
     }
 
 

@@ -121,11 +121,10 @@ def held(trainer: Trainer) -> dict[str, Any]:
 
     The pass is undone: generators and gradients are as they were.
     """
-    batches, remembered = trainer.batches.get_state(), trainer.task.state_dict()
+    batches = trainer.batches.get_state()
     with torch.random.fork_rng(devices=[]):
-        trainer.task.loss(trainer.model, trainer.step, trainer.batches).backward()
+        trainer.task.aside().loss(trainer.model, trainer.step, trainer.batches).backward()
     trainer.batches.set_state(batches)
-    trainer.task.load_state_dict(remembered)
     try:
         if trainer.sparse is None:
             return {"layers": {}, "sparse": _dense_bytes(trainer), "dense": _dense_bytes(trainer)}

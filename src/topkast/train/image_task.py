@@ -101,7 +101,8 @@ class ImageTask(Task):
         return torch.zeros(self.batch, *self.shape)
 
     def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
-        images, labels = self.batches.at(step)
+        rows = self.share.of(self.batch)
+        images, labels = (part[rows] for part in self.batches.at(step))
         return F.cross_entropy(model(images).float(), labels, label_smoothing=self.label_smoothing)
 
     @torch.no_grad()

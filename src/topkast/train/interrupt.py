@@ -10,14 +10,19 @@ from typing import Any
 class Interrupt:
     """While it is entered, a signal is noted and nothing else happens; a second one goes its usual way.
 
+    Args:
+        is_patient: Whether a second one is only noted too: torchrun passes on what the terminal has sent to
+            everybody, and kills who takes too long.
+
     Attributes:
         signal: The signal that came, or None.
     """
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_patient: bool = False) -> None:
         self.signal: int | None = None
+        self._is_patient = is_patient
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -33,7 +38,8 @@ class Interrupt:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        signal.signal(number, self._before[number])
+        if not self._is_patient:
+            signal.signal(number, self._before[number])
 
     @property
     def exit_code(self) -> int:

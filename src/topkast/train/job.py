@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from topkast.core.ranks import Ranks
+from topkast.data.share import Share
 from topkast.methods.topkast import TopKAST
 from topkast.train import trained
 from topkast.train.config import Config, read_config
@@ -26,6 +30,7 @@ from topkast.train.tasks import make_task
 from topkast.train.tensorboard import summary_writer
 from topkast.train.trained import CONFIG
 from topkast.train.trainer import Trainer
+from topkast.train.workers import FailedElsewhere
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,14 @@ class Outcome:
     exit_code: int
 
 
-def start(config: Config, out: Path, display: Display) -> Outcome:
+def start(config: Config, out: Path, display: Display, ranks: Ranks | None = None) -> Outcome:
     """Runs a job in a new folder.
+
+    Args:
+        config: Its options.
+        out: Where the folder will be.
+        display: Told of everything.
+        ranks: The processes that run it together, or None for this one alone. The first has the folder.
 
     Raises:
         ValueError: Options that do not go together, or data that cannot be used.
@@ -55,48 +66,76 @@ def start(config: Config, out: Path, display: Display) -> Outcome:
         summary_writer()  # what is missing is said before anything is written
     task = make_task(config)
     config = resolve(config, task)
-    trainer = _build(config, task)
+    if ranks is not None:
+        Share(ranks.rank, ranks.count).of(config.train.batch or 0)  # raises if it cannot be divided
+        config = ranks.from_first(config)  # what follows from the machine may differ between machines
+    trainer = _build(config, task, ranks)
     files = {CONFIG: config.to_toml(), trained.NAME: trained.describe(task), **task.files()}
-    with RunFolder.create(out, files) as folder:
-        return _run(Session(trainer, _name(trainer), display, folder), display, folder)
+    with _opened(lambda: RunFolder.create(out, files), ranks) as folder:
+        return _run(Session(trainer, _name(trainer), display, folder), display, out)
 
 
-def resume(path: Path, display: Display) -> Outcome:
-    """Goes on with a job, bit for bit where machine, versions and threads are the same."""
-    with RunFolder.resume(path) as folder:
-        config = read_config(path / CONFIG)
-        trainer = _build(config, make_task(config))
-        for name, (before, now) in differences(folder.environment(), environment()).items():
-            display.note(f"{name} was {before} when the run began and is {now}: it may not go on bit for bit")
+def resume(path: Path, display: Display, ranks: Ranks | None = None) -> Outcome:
+    """Goes on with a job, bit for bit where machine, versions, threads and ranks are the same."""
+    with _opened(lambda: RunFolder.resume(path), ranks) as folder:
+        config = Config() if folder is None else read_config(path / CONFIG)
+        if ranks is not None:
+            config = ranks.from_first(config)
+        trainer = _build(config, make_task(config), ranks)
+        before = environment() if folder is None else folder.environment()
+        for name, (then, now) in differences(before, environment()).items():
+            display.note(f"{name} was {then} when the run began and is {now}: it may not go on bit for bit")
         session = Session(trainer, _name(trainer), display, folder)
         session.restore()
-        return _run(session, display, folder)
+        return _run(session, display, path)
 
 
-def _build(config: Config, task: Task) -> Trainer:
+@contextmanager
+def _opened(opening: Callable[[], RunFolder], ranks: Ranks | None) -> Iterator[RunFolder | None]:
+    """The folder, opened by the first rank; None on others.
+
+    Raises:
+        FailedElsewhere: On other ranks, if it cannot be opened.
+    """
+    folder, problem = None, None
+    if ranks is None or ranks.is_first:
+        try:
+            folder = opening()
+        except (ValueError, OSError) as error:
+            problem = error
+    if ranks is not None and ranks.from_first(problem is not None) and problem is None:
+        raise FailedElsewhere("the first rank cannot use the run folder")
+    if problem is not None:
+        raise problem
+    with nullcontext() if folder is None else folder:
+        yield folder
+
+
+def _build(config: Config, task: Task, ranks: Ranks | None) -> Trainer:
     assert config.train.threads is not None
     torch.set_num_threads(config.train.threads)
-    return Trainer(config, task, make_method(config))
+    return Trainer(config, task, make_method(config), ranks)
 
 
-def _run(session: Session, display: Display, folder: RunFolder) -> Outcome:
+def _run(session: Session, display: Display, path: Path) -> Outcome:
     config = session.trainer.config
     deadline = None if config.train.minutes is None else time.monotonic() + 60 * config.train.minutes
-    with Interrupt() as interrupt:
+    with Interrupt(is_patient=session.trainer.ranks is not None) as interrupt:
         if not session.run(interrupt, deadline):
-            return Outcome(folder.path, False, interrupt.exit_code)
+            return Outcome(path, False, interrupt.exit_code)
         session.end()
         for name in _references(config):
             if name in session.tally.references:
                 continue
-            trainer = _build(_reference(config, name), session.trainer.task)
+            trainer = _build(_reference(config, name), session.trainer.task, session.trainer.ranks)
             beside = Session(trainer, _name(trainer), display)
             if not beside.run(interrupt, deadline):
-                return Outcome(folder.path, False, interrupt.exit_code)
-            folder.metrics.append(beside.as_reference())
+                return Outcome(path, False, interrupt.exit_code)
+            if session.folder is not None:
+                session.folder.metrics.append(beside.as_reference())
             session.tally.references.append(name)
             session.save()
-    return Outcome(folder.path, True, 0)
+    return Outcome(path, True, 0)
 
 
 def _references(config: Config) -> list[str]:

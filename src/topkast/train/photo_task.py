@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -83,10 +84,15 @@ class PhotoTask(Task):
 
     def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
         if self._next is None or self._next[0] != step:  # the first step, or the first after an interruption
-            self._next = (step, self.stream.train(step))
+            self._next = (step, self.stream.train(step, self.share))
         images, labels = next(self._next[1])
         self._next = (step + 1, self._next[1])
         return F.cross_entropy(model(images).float(), labels, label_smoothing=self.label_smoothing)
+
+    def aside(self) -> PhotoTask:
+        twin = copy.copy(self)
+        twin._next = None  # batches that are taken from it would be missing here
+        return twin
 
     @torch.no_grad()
     def quality(self, model: nn.Module, *, whole: bool = False) -> float:

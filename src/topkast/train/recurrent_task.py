@@ -119,7 +119,8 @@ class RecurrentTask(Task):
         assert isinstance(model, TransformerXL)
         segment = self.segments.at(step)
         remembered = None if segment.is_first else self._remembered
-        loss, self._remembered = model.loss(segment.inputs, segment.targets, remembered)
+        rows = self.share.of(self.batch)
+        loss, self._remembered = model.loss(segment.inputs[rows], segment.targets[rows], remembered)
         return loss
 
     @torch.no_grad()
@@ -145,7 +146,13 @@ class RecurrentTask(Task):
         return total / count
 
     def state_dict(self) -> dict[str, Any]:
-        return {"remembered": self._remembered}
+        mine = self._remembered  # (depth, streams, memory, width), of the streams of this rank
+        if mine is None or self.ranks is None:
+            return {"remembered": mine}
+        return {"remembered": torch.cat(self.ranks.gather(mine), dim=1)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._remembered = state["remembered"]
+        whole: Tensor | None = state["remembered"]
+        if whole is not None and self.ranks is not None:
+            whole = whole[:, self.share.of(self.batch)].contiguous()
+        self._remembered = whole

@@ -13,6 +13,7 @@ from topkast.train.checkpoint import Retention
 from topkast.train.display import Display
 from topkast.train.folder import RunFolder
 from topkast.train.interrupt import Interrupt
+from topkast.train.restart import Latest
 from topkast.train.tensorboard import TensorBoard
 from topkast.train.trainer import NotFinite, Trainer
 
@@ -47,17 +48,22 @@ class Tally:
 class Session:
     """One network from its first step, or from a checkpoint, to its last.
 
+    Where several ranks train it each has a session, and all do the same; the first alone evaluates, and has
+    the folder.
+
     Args:
         trainer: The network, freshly built.
         name: For tables and figures.
         display: Told of everything.
-        folder: Where it is kept; None for a network that is trained beside another and keeps nothing.
+        folder: Where it is kept; None for a network that is trained beside another and keeps nothing, and
+            for all ranks but the first.
     """
 
     def __init__(
         self, trainer: Trainer, name: str, display: Display, folder: RunFolder | None = None
     ) -> None:
         self.trainer, self.name, self.display, self.folder = trainer, name, display, folder
+        self._ranks = trainer.ranks
         self.tally = Tally(flops_per_step=float(events.count_flops(trainer).total))
         self.curve: list[list[float]] = []
         self._start = events.start(trainer, name)
@@ -68,6 +74,7 @@ class Session:
     def save(self) -> Path | None:
         """Writes a checkpoint of now."""
         if self.folder is None:
+            self.trainer.task.state_dict()  # of which every rank has a part
             return None
         kept = {**asdict(self.tally), "metrics": self.folder.metrics.sync()}
         state = snapshot.take(
@@ -80,20 +87,25 @@ class Session:
 
     def restore(self) -> bool:
         """Goes back to the newest good checkpoint, if there is one; damaged ones are reported."""
-        assert self.folder is not None
-        found = restart.latest(self.folder.path)
+        found = Latest() if self.folder is None else restart.latest(self.folder.path)
+        if self._ranks is not None:  # the others need not even see the files
+            found = self._ranks.from_first(found)
         for path, problem in found.damaged.items():
             self.display.note(f"checkpoint {path.name} is damaged and passed over: {problem}")
         if found.snapshot is None:
-            self.folder.metrics.cut(0)
+            self._cut(0)
             return False
         kept = snapshot.restore(
             found.snapshot, self.trainer.parts(), generators={"batches": self.trainer.batches}
         )
         self.trainer.step = found.snapshot.step
-        self.folder.metrics.cut(kept.pop("metrics"))
+        self._cut(kept.pop("metrics"))
         self.tally = Tally(**kept)
         return True
+
+    def _cut(self, length: int) -> None:
+        if self.folder is not None:
+            self.folder.metrics.cut(length)
 
     # ---- training -------------------------------------------------------------------------------------
 
@@ -117,10 +129,14 @@ class Session:
         try:
             while self.trainer.step < steps:
                 self._step()
+                is_late = deadline is not None and time.monotonic() > deadline
+                if self._ranks is not None:  # they stop together
+                    number, late = self._ranks.largest([interrupt.signal or 0, is_late])
+                    interrupt.signal, is_late = number or None, bool(late)
                 if interrupt.signal is not None:
                     self._stop(f"{signal.Signals(interrupt.signal).name} came")
                     return False
-                if deadline is not None and time.monotonic() > deadline:
+                if is_late:
                     self._stop("its time was over", is_hurried=False)
                     return False
                 if self.trainer.step % (self.trainer.config.run.checkpoint_every or steps) == 0:
@@ -162,6 +178,9 @@ class Session:
 
     def _evaluate(self) -> None:
         tally = self.tally
+        if self._ranks is not None and not self._ranks.is_first:
+            tally.losses = []
+            return
         tally.quality = self.trainer.quality()
         loss = sum(tally.losses) / len(tally.losses)
         tally.losses = []

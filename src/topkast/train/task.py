@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from topkast.core.ranks import Ranks
+from topkast.data.share import Share
 from topkast.models.network import Network
 
 
@@ -23,6 +26,8 @@ class Task(ABC):
         steps: How many steps make a short but real run.
         lr: A learning rate that suits the network dense and sparse.
         whole_name: What `quality(…, whole=True)` is taken over.
+        share: Which part of every batch is this process's.
+        ranks: Those that train on it together, or None.
     """
 
     title: str
@@ -33,6 +38,12 @@ class Task(ABC):
     steps: int
     lr: float
     whole_name = "over all of it"
+    share = Share()
+    ranks: Ranks | None = None
+
+    def join(self, ranks: Ranks) -> None:
+        """From now on losses are those of this rank's share of each batch."""
+        self.share, self.ranks = Share(ranks.rank, ranks.count), ranks
 
     @abstractmethod
     def network(self) -> Network:
@@ -48,7 +59,10 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
-        """The loss on the batch of a step, counted from 0; what is drawn at random comes from `generator`."""
+        """The mean loss on this process's share of the batch of a step, counted from 0.
+
+        What is drawn at random comes from `generator`, for all of the batch: every rank draws the same.
+        """
 
     @abstractmethod
     def quality(self, model: nn.Module, *, whole: bool = False) -> float:
@@ -62,10 +76,14 @@ class Task(ABC):
         """What else belongs into the run's folder, name → text."""
         return {}
 
+    def aside(self) -> Task:
+        """A copy, for passes that are not steps: this one goes on as if they had not been."""
+        return copy.copy(self)
+
     # What a task remembers from one step to the next is part of a checkpoint.
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on, beside the network."""
+        """What the next step depends on, beside the network, for all of the batch: every rank calls it."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

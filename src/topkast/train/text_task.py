@@ -66,7 +66,7 @@ class TextTask(Task):
 
     def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
         starts = torch.randint(len(self.train) - self.window, (self.batch,), generator=generator)
-        return self._loss(model, self.train, starts)
+        return self._loss(model, self.train, starts[self.share.of(self.batch)])
 
     @torch.no_grad()
     def quality(self, model: nn.Module, *, whole: bool = False) -> float:

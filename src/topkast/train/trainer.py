@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from topkast.core.local import keep_local
+from topkast.core.ranks import Ranks
+from topkast.data.draw import generator
 from topkast.methods.base import Method
 from topkast.train.build import build
 from topkast.train.config import Config
@@ -19,6 +25,29 @@ class NotFinite(FloatingPointError):
     """The loss or a gradient is not a number: the step was not taken."""
 
 
+class Objective(nn.Module):
+    """From a step's number to its loss and to what is minimised: one call, for whoever wraps it.
+
+    Args:
+        model: The network.
+        loss: Of a step, given its number and the generator of batches.
+        penalty: What is added to it, or None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[int, torch.Generator], Tensor],
+        penalty: Callable[[], Tensor] | None,
+    ) -> None:
+        super().__init__()
+        self.model, self.loss, self.penalty = model, loss, penalty
+
+    def forward(self, step: int, batches: torch.Generator) -> tuple[Tensor, Tensor]:
+        loss = self.loss(step, batches)
+        return loss, loss if self.penalty is None else loss + self.penalty()
+
+
 class Trainer:
     """A network, its method, optimizer and schedule.
 
@@ -26,6 +55,7 @@ class Trainer:
         config: Resolved (`resolve`).
         task: What is learned.
         method: How it is sparse; None for dense.
+        ranks: The processes that train it together, each on its share of every batch; None for this alone.
 
     Attributes:
         model: The network.
@@ -33,8 +63,8 @@ class Trainer:
         step: Steps taken.
     """
 
-    def __init__(self, config: Config, task: Task, method: Method | None) -> None:
-        self.config, self.task, self.method = config, task, method
+    def __init__(self, config: Config, task: Task, method: Method | None, ranks: Ranks | None = None) -> None:
+        self.config, self.task, self.method, self.ranks = config, task, method, ranks
         torch.manual_seed(config.train.seed)
         self.batches = torch.Generator().manual_seed(config.train.seed)
         self.model, self.sparse = build(config, task.network(), method)
@@ -43,6 +73,10 @@ class Trainer:
             self.sparse.attach(self.optimizer)
         self.schedule = make_schedule(config, self.optimizer)
         self.step = 0
+        self._objective: nn.Module = Objective(self.model, self._loss, self._penalty())
+        if ranks is not None:
+            task.join(ranks)
+            self._objective = DistributedDataParallel(keep_local(self._objective))
 
     def _groups(self) -> list[dict[str, Any]]:
         decay = self.config.train.weight_decay
@@ -69,12 +103,15 @@ class Trainer:
         Raises:
             NotFinite: The loss or a gradient is not finite. Nothing has been updated.
         """
-        with self._precision():
-            loss = self.task.loss(self.model, self.step, self.batches)
-        value = loss.item()
-        if not torch.isfinite(loss):
+        if self.ranks is not None:
+            # Dropout differs between ranks, and is the same again when the step is repeated.
+            own = generator("rank", self.config.train.seed, self.step, self.ranks.rank)
+            torch.manual_seed(own.initial_seed())
+        loss, objective = self._objective(self.step, self.batches)
+        value = self._mean(loss)
+        if not math.isfinite(value):
             raise NotFinite(f"the loss of step {self.step + 1} is {value}")
-        self._objective(loss).backward()
+        objective.backward()
         self._check_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -82,11 +119,20 @@ class Trainer:
         self.step += 1
         return value
 
-    def _objective(self, loss: Tensor) -> Tensor:
-        if self.sparse is None or not has_penalty(self.method) or self.config.method.penalty == 0:
-            return loss
-        options = self.config.method
-        return loss + options.penalty * self.sparse.penalty(options.penalty_power)
+    def _loss(self, step: int, batches: torch.Generator) -> Tensor:
+        with self._precision():
+            return self.task.loss(self.model, step, batches)
+
+    def _penalty(self) -> Callable[[], Tensor] | None:
+        sparse, factor, power = self.sparse, self.config.method.penalty, self.config.method.penalty_power
+        if sparse is None or not has_penalty(self.method) or factor == 0:
+            return None
+        return lambda: factor * sparse.penalty(power)
+
+    def _mean(self, loss: Tensor) -> float:
+        """Over ranks, so that all of them see the same."""
+        own = loss.detach().clone()
+        return float(own if self.ranks is None else self.ranks.mean_(own))
 
     def _check_gradients(self) -> None:
         limit = self.config.train.clip or float("inf")

@@ -1,0 +1,57 @@
+"""Several processes on one run, as `torchrun` starts them: what it has told this one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from topkast.core.ranks import Ranks, joined
+
+
+class FailedElsewhere(RuntimeError):
+    """The first rank cannot go on, and says why."""
+
+
+def are_several() -> bool:
+    """Whether this process is one of several."""
+    return "RANK" in os.environ and _number("WORLD_SIZE", 1) > 1
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return not are_several() or _number("RANK", 0) == 0
+
+
+def were_restarted() -> bool:
+    """Whether this is not the first try: torchrun starts all workers again when one has died."""
+    return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
+def may_be_restarted() -> bool:
+    """Whether there may be another try."""
+    return _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
+
+
+@contextmanager
+def together() -> Iterator[Ranks | None]:
+    """All processes of the run as ranks; None if there is only this one."""
+    if not are_several():
+        yield None
+        return
+    with joined(_attempt()) as ranks:
+        yield ranks
+
+
+def _attempt() -> str:
+    """The number of this try, where all ranks know it.
+
+    Agents on several machines count their own; there, `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` makes torchrun
+    give each try a place of its own.
+    """
+    is_one_machine = _number("LOCAL_WORLD_SIZE", 0) == _number("WORLD_SIZE", 1)
+    return str(_number("TORCHELASTIC_RESTART_COUNT", 0)) if is_one_machine else ""
