@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,19 @@ def test_returned_over_time_counts(tmp_path: Path, capsys: pytest.CaptureFixture
     load("returned_over_time").main(argparse.Namespace(steps=20, plot=target))
     assert capsys.readouterr().out.count("of C has been in B") == 4
     assert target.stat().st_size > 1000
+
+
+def test_ddp_traffic_is_that_of_the_formulas(capfd: pytest.CaptureFixture[str]) -> None:
+    subprocess.run([sys.executable, EXAMPLES / "ddp_traffic.py", "--model", "tiny"], check=True)
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.count("  ") > 3]
+    rows = {line[:28].strip(): [float(n.replace(",", "")) for n in line[28:].split()] for line in lines[1:]}
+    dense, sparse, sent, rigl = rows.values()
+    assert sparse[0] < 0.6 * dense[0], "much of so small a network is dense"
+    assert sparse[1] == 0 < sent[1]
+    for gradients, _, written, _ in (dense, sparse):
+        assert written == pytest.approx(gradients, rel=0.1, abs=1)  # 2·(W − 1)/W is 1; and a few headers
+    assert sent[2] > sparse[2] + 0.4 * sent[1]
+    assert rigl[2] > rigl[0]
 
 
 def test_compare_methods_runs_every_method_and_goes_on_where_it_was(
