@@ -44,6 +44,7 @@ def test_returned_over_time_counts(tmp_path: Path, capsys: pytest.CaptureFixture
     assert target.stat().st_size > 1000
 
 
+@pytest.mark.slow  # two more processes; that only gradients are sent is tested in tests/distributed too
 def test_ddp_traffic_is_that_of_the_formulas(capfd: pytest.CaptureFixture[str]) -> None:
     subprocess.run([sys.executable, EXAMPLES / "ddp_traffic.py", "--model", "tiny"], check=True)
     lines = [line for line in capfd.readouterr().out.splitlines() if line.count("  ") > 3]

@@ -402,7 +402,7 @@ def main(rank: int, folder: Path) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=2,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=120),
     )
     results = {}
     for name, function in CHECKS.items():

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.debug:
             raise
         if workers.is_first() or not isinstance(error, Stopped):  # which all ranks are told at once
-            print(f"topkast {options.command}: {error}", file=sys.stderr)
+            print(f"topkast {options.command}{workers.label()}: {error}", file=sys.stderr)
         return 1 if isinstance(error, Stopped) else 2
 
 

@@ -173,6 +173,8 @@ class Handle:
     def refresh(self) -> None:
         """Chooses A and B anew in every layer, now, whatever the schedule says.
 
+        Where several ranks train the model, all of them call it.
+
         Raises:
             RuntimeError: The method grows by the gradient of an optimizer step, which is not known now.
         """

@@ -14,7 +14,9 @@ import torch
 
 from topkast.core.ranks import Ranks
 from topkast.data.share import Share
+from topkast.methods.base import Method
 from topkast.methods.topkast import TopKAST
+from topkast.planning.traffic import why_alone
 from topkast.train import trained
 from topkast.train.config import Config, read_config
 from topkast.train.display import Display
@@ -67,7 +69,6 @@ def start(config: Config, out: Path, display: Display, ranks: Ranks | None = Non
     task = make_task(config)
     config = resolve(config, task)
     if ranks is not None:
-        Share(ranks.rank, ranks.count).of(config.train.batch or 0)  # raises if it cannot be divided
         config = ranks.from_first(config)  # what follows from the machine may differ between machines
     trainer = _build(config, task, ranks)
     files = {CONFIG: config.to_toml(), trained.NAME: trained.describe(task), **task.files()}
@@ -114,7 +115,22 @@ def _opened(opening: Callable[[], RunFolder], ranks: Ranks | None) -> Iterator[R
 def _build(config: Config, task: Task, ranks: Ranks | None) -> Trainer:
     assert config.train.threads is not None
     torch.set_num_threads(config.train.threads)
-    return Trainer(config, task, make_method(config), ranks)
+    method = make_method(config)
+    if ranks is not None:
+        check_ranks(config, method, ranks.count)
+    return Trainer(config, task, method, ranks)
+
+
+def check_ranks(config: Config, method: Method | None, count: int) -> None:
+    """Raises ValueError if so many ranks cannot train it together."""
+    assert config.train.batch is not None
+    Share(0, count).of(config.train.batch)
+    reason = None if method is None else why_alone(method)
+    if reason is not None:
+        raise ValueError(
+            f"{config.method.method} {reason}, which {count} ranks cannot do together: train it in one "
+            "process"
+        )
 
 
 def _run(session: Session, display: Display, path: Path) -> Outcome:

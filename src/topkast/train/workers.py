@@ -23,6 +23,11 @@ def is_first() -> bool:
     return not are_several() or _number("RANK", 0) == 0
 
 
+def label() -> str:
+    """Who speaks, for messages: nothing for the first."""
+    return "" if is_first() else f" (rank {_number('RANK', 0)})"
+
+
 def were_restarted() -> bool:
     """Whether this is not the first try: torchrun starts all workers again when one has died."""
     return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
