@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import topkast
 from topkast.kernels import ops
 from topkast.kernels.engine import ConvGeometry
 from topkast.kernels.engines import ENGINES
+from topkast.kernels.library import geometry_rules, rules_geometry, ticket
 from topkast.kernels.plan import Plan
 
 OPS = torch.ops.topkast
@@ -37,11 +39,11 @@ def test_linear(engine: str, transpose: bool, explores: bool, bias: bool) -> Non
     inputs, outputs = (6, 9) if transpose else (9, 6)
     x = torch.randn(5, inputs, requires_grad=True)
     b = torch.randn(outputs, requires_grad=True) if bias else None
-    rest = (plan.handle, engine, transpose)
-    opcheck(OPS.linear.default, (x, values, b, *rest))
+    t = ticket(plan, ENGINES[engine])
+    opcheck(OPS.linear.default, (x, values, b, t, outputs, transpose))
     grad = torch.randn(5, outputs)
     for needs in ([True, True, True], [False, True, False], [True, False, True]):
-        opcheck(OPS.linear_grads.default, (grad, x.detach(), values.detach(), *rest, needs))
+        opcheck(OPS.linear_grads.default, (grad, x.detach(), values.detach(), t, transpose, needs))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -49,20 +51,34 @@ def test_conv(engine: str, bias: bool) -> None:
     plan, values = plan_of(4, 3, 3, 3)
     x = torch.randn(2, 3, 7, 6, requires_grad=True)
     b = torch.randn(4, requires_grad=True) if bias else None
-    rest = (plan.handle, engine, [2, 1], [1, 0], [1, 2], 1)
-    opcheck(OPS.conv.default, (x, values, b, *rest))
+    t, rules = ticket(plan, ENGINES[engine]), [2, 1, 1, 0, 1, 2, 1]
+    opcheck(OPS.conv.default, (x, values, b, t, [4, 3, 3, 3], rules))
     grad = torch.randn(2, 4, 4, 2)
     for needs in ([True, True, True], [False, True, False]):
-        opcheck(OPS.conv_grads.default, (grad, x.detach(), values.detach(), *rest, needs))
+        opcheck(OPS.conv_grads.default, (grad, x.detach(), values.detach(), t, rules, needs))
 
 
 @pytest.mark.parametrize(("padding_idx", "scale"), [(-1, False), (2, True)])
 def test_lookup(engine: str, padding_idx: int, scale: bool) -> None:
     plan, values = plan_of(8, 5)
     ids = torch.tensor([2, 0, 7, 2, 2, 5])
-    rest = (plan.handle, engine, padding_idx, scale)
-    opcheck(OPS.lookup.default, (values, ids, *rest))
-    opcheck(OPS.lookup_grad.default, (torch.randn(6, 5), ids, *rest))
+    t = ticket(plan, ENGINES[engine])
+    opcheck(OPS.lookup.default, (values, ids, t, 5, padding_idx, scale))
+    opcheck(OPS.lookup_grad.default, (torch.randn(6, 5), values.detach(), ids, t, padding_idx, scale))
+
+
+def test_rows_that_are_not_there_are_refused_when_the_graph_runs(engine: str) -> None:
+    plan, values = plan_of(8, 5)
+    t = ticket(plan, ENGINES[engine])
+    for bad in (-1, 8):
+        with pytest.raises(IndexError, match=r"embedding ids must lie in \[0, 8\)"):
+            OPS.lookup(values, torch.tensor([3, bad]), t, 5, -1, False)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_rules_say_what_a_geometry_says(dims: int) -> None:
+    g = ConvGeometry((3, 1, 2)[:dims], (0, 5, 1)[:dims], (1, 2, 4)[:dims], 7)
+    assert rules_geometry(geometry_rules(g)) == g
 
 
 def gradients(f: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -82,19 +98,19 @@ def test_operators_equal_the_autograd_functions(engine: str) -> None:
     e = ENGINES[engine]
     pairs = [
         (
-            gradients(lambda x, v, b: OPS.linear(x, v, b, plan.handle, engine, False), x, values, bias),
+            gradients(lambda x, v, b: OPS.linear(x, v, b, ticket(plan, e), 6, False), x, values, bias),
             gradients(lambda x, v, b: ops.linear(e, plan, v, x, b), x, values, bias),
         ),
         (
             gradients(
-                lambda x, v: OPS.conv(x, v, None, conv_plan.handle, engine, [1, 1], [1, 1], [1, 1], 1),
+                lambda x, v: OPS.conv(x, v, None, ticket(conv_plan, e), [4, 3, 3, 3], geometry_rules(g)),
                 image,
                 conv_values,
             ),
             gradients(lambda x, v: ops.conv(e, conv_plan, v, x, None, g), image, conv_values),
         ),
         (
-            gradients(lambda v: OPS.lookup(v, ids, rows.handle, engine, 2, True), row_values),
+            gradients(lambda v: OPS.lookup(v, ids, ticket(rows, e), 5, 2, True), row_values),
             gradients(
                 lambda v: ops.embedding(e, rows, v, ids, padding_idx=2, scale_by_frequency=True), row_values
             ),
@@ -107,7 +123,7 @@ def test_operators_equal_the_autograd_functions(engine: str) -> None:
 def test_gradients_are_not_differentiable_again(engine: str) -> None:
     plan, values = plan_of(6, 9)
     x = torch.randn(5, 9, requires_grad=True)
-    y = OPS.linear(x, values, None, plan.handle, engine, False)
+    y = OPS.linear(x, values, None, ticket(plan, ENGINES[engine]), 6, False)
     (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="not differentiable again"):
         grad.sum().backward()
@@ -115,9 +131,25 @@ def test_gradients_are_not_differentiable_again(engine: str) -> None:
 
 def test_a_plan_that_is_gone_is_named() -> None:
     plan, values = plan_of(6, 9)
-    handle = plan.handle
+    t, handle = ticket(plan, ENGINES["masked"]), plan.handle
     assert Plan.of(handle) is plan
     del plan
     gc.collect()
     with pytest.raises(ValueError, match=f"no Plan has the handle {handle}"):
-        OPS.linear(torch.randn(5, 9), values, None, handle, "masked", False)
+        OPS.linear(torch.randn(5, 9), values, None, t, 6, False)
+
+
+def test_a_weight_that_is_gone_is_named() -> None:
+    x, values = torch.randn(5, 9), torch.randn(3)
+    with pytest.raises(ValueError, match=r"no sparse weight has the number -1.*export `topkast.densify"):
+        OPS.pick(x, values, torch.tensor(-1), "linear", [0], False)
+
+
+def test_what_is_watched_and_picked_passes_too() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(9, 6))
+    topkast.sparsify(model, topkast.TopKAST(0.8, 0.5))
+    weight = model[0].weight
+    x, y = torch.randn(5, 9), torch.randn(5, 6, requires_grad=True)
+    opcheck(OPS.pick.default, (x, weight.values.detach(), weight.number, "linear", [0], False))
+    opcheck(OPS.watch.default, (y, x, weight.number, "linear", [0]))
+    opcheck(OPS.record.default, (y.detach(), x, weight.number, "linear", [0]))

@@ -17,8 +17,8 @@ from torch import Tensor
 from topkast.core.ranks import Ranks
 from topkast.core.select import top_k
 from topkast.kernels.engine import ConvGeometry
-from topkast.kernels.library import token_grad
-from topkast.kernels.plan import Plan
+from topkast.kernels.library import rules_geometry
+from topkast.kernels.rules import token_grad
 
 # Gives rows [first, last) of the dense gradient, as a matrix.
 Rows = Callable[[int, int], Tensor]
@@ -68,10 +68,10 @@ def conv_rows(x: Tensor, grad: Tensor, shape: tuple[int, ...], geometry: ConvGeo
     return rows
 
 
-def embedding_rows(ids: Tensor, grad: Tensor, plan: Plan, padding_idx: int | None, scale: bool) -> Rows:
+def embedding_rows(ids: Tensor, grad: Tensor, num_rows: int, padding_idx: int | None, scale: bool) -> Rows:
     """Of an embedding: a row is the sum over its tokens."""
     ids, grad = ids.detach().reshape(-1).long(), grad.detach().reshape(-1, grad.shape[-1])
-    grad = token_grad(plan, ids, grad, -1 if padding_idx is None else padding_idx, scale)
+    grad = token_grad(num_rows, ids, grad, -1 if padding_idx is None else padding_idx, scale)
 
     def rows(first: int, last: int) -> Tensor:
         here = (ids >= first) & (ids < last)
@@ -79,6 +79,15 @@ def embedding_rows(ids: Tensor, grad: Tensor, plan: Plan, padding_idx: int | Non
         return chunk.index_add_(0, ids[here] - first, _wide(grad[here]))
 
     return rows
+
+
+def rows_of(kind: str, rules: list[int], x: Tensor, grad: Tensor, shape: tuple[int, ...]) -> Rows:
+    """By the kind of layer and its rules, as registered operators have them; see `kernels.library`."""
+    if kind == "linear":
+        return linear_rows(x, grad, transpose=bool(rules[0]))
+    if kind == "conv":
+        return conv_rows(x, grad, shape, rules_geometry(rules))
+    return embedding_rows(x, grad, shape[0], rules[0], bool(rules[1]))
 
 
 def _wide(t: Tensor) -> Tensor:

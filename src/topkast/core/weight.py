@@ -11,18 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from topkast.core import products
 from topkast.core.companion import Companion
-from topkast.core.gradient import Rows, Tape, embedding_rows, linear_rows
+from topkast.core.gradient import Rows, Tape, rows_of
 from topkast.core.loading import check_state
 from topkast.core.reservoir import Reservoir, Theta
 from topkast.core.resize import resize_
 from topkast.core.sets import Counts, Sets
-from topkast.kernels import ops
 from topkast.kernels.auto import NUM_SIZES, Auto
 from topkast.kernels.engine import Engine
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.plan import Plan
 from topkast.kernels.positions import index_dtype
+from topkast.kernels.source import register
 
 
 class SparseWeight(nn.Module):
@@ -50,6 +51,7 @@ class SparseWeight(nn.Module):
         companion: What the method keeps beside it, or None.
         tape: What the dense gradient of this step can be computed from, if a method wants it.
         wants_gradient: Says whether the method wants the dense gradient of a step; None for no step.
+        number: What stands for this object in a compiled graph; see `kernels.source`.
     """
 
     companion: Companion | None
@@ -105,6 +107,7 @@ class SparseWeight(nn.Module):
         self._plan: Plan | None = None
         self.tape: Tape | None = None
         self.wants_gradient: Callable[[int], bool] | None = None
+        self.number = register(self)
         self._step_read: tuple[int, int] | None = None
         self._copies: weakref.WeakSet[SparseWeight] = weakref.WeakSet()
         self._version_when_copied: int | None = None
@@ -247,17 +250,28 @@ class SparseWeight(nn.Module):
         Returns:
             The output.
         """
-        if self.wants_gradient is None or not output.requires_grad or not self.wants_gradient(self.steps + 1):
-            return output
+        self.prepare_tape()
+        tape = self.tape
+        if tape is not None and output.requires_grad:
+            output.register_hook(lambda grad: tape.add(rows(grad)))
+        return output
+
+    def record(self, kind: str, rules: list[int], x: Tensor, grad: Tensor) -> None:
+        """Notes the same from a compiled graph; see `kernels.source`."""
+        if self.tape is not None:
+            self.tape.add(rows_of(kind, rules, x, grad, tuple(self.shape)))
+
+    def prepare_tape(self) -> None:
+        """Makes sure, in a forward pass, that there is a tape if one is wanted, with this step's on it."""
+        if self.wants_gradient is None or not self.wants_gradient(self.steps + 1):
+            return
         if self.tape is None:
             self.tape = Tape(tuple(self.shape))
-        tape = self.tape
-        if self.values.grad is None or not self.values.grad.any():
+        is_recomputing = torch._C._current_graph_task_id() != -1  # activations, within the backward pass
+        if not is_recomputing and (self.values.grad is None or not self.values.grad.any()):
             # Gradients were set to zero: what came before belongs to a step that was not taken (a GradScaler
             # skipped it). At the forward pass, since all of a backward pass may precede the first gradient.
-            tape.clear()
-        output.register_hook(lambda grad: tape.add(rows(grad)))
-        return output
+            self.tape.clear()
 
     # ---- use as a weight in functional calls ----------------------------------------------------
 
@@ -272,9 +286,9 @@ class SparseWeight(nn.Module):
         """`F.linear(x, weight)` and `F.embedding(ids, weight)` work, as tied models write them."""
         kwargs = dict(kwargs or {})
         if func is F.linear:
-            return _functional_linear(*args, **kwargs)
+            return products.functional_linear(*args, **kwargs)
         if func is F.embedding:
-            return _functional_embedding(*args, **kwargs)
+            return products.functional_embedding(*args, **kwargs)
         weight = next((a for a in (*args, *kwargs.values()) if isinstance(a, cls)), None)
         name = "" if weight is None else f" of layer {weight.name!r}"
         raise TypeError(
@@ -291,6 +305,7 @@ class SparseWeight(nn.Module):
             "_plan",
             "tape",
             "wants_gradient",
+            "number",
             "_step_read",
             "_copies",
             "_version_when_copied",
@@ -352,34 +367,3 @@ class SparseWeight(nn.Module):
         self.active = self.active.new_zeros(num_slots)
         if self.companion is not None:
             self.companion.fit(num_slots)
-
-
-def _functional_linear(input: Tensor, weight: SparseWeight, bias: Tensor | None = None) -> Tensor:
-    y = ops.linear(weight.engine_impl(), weight.plan, weight.used(), input, bias)
-    return weight.watch(y, lambda grad: linear_rows(input, grad, transpose=False))
-
-
-def _functional_embedding(
-    input: Tensor,
-    weight: SparseWeight,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
-    if padding_idx is not None and padding_idx < 0:
-        padding_idx += weight.shape[0]
-    if max_norm is not None or sparse:
-        raise TypeError(f"the sparse embedding {weight.name!r} has neither max_norm nor sparse gradients")
-    y = ops.embedding(
-        weight.engine_impl(),
-        weight.plan,
-        weight.used(),
-        input,
-        padding_idx=padding_idx,
-        scale_by_frequency=scale_grad_by_freq,
-    )
-    return weight.watch(
-        y, lambda grad: embedding_rows(input, grad, weight.plan, padding_idx, scale_grad_by_freq)
-    )

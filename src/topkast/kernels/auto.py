@@ -77,15 +77,21 @@ class Auto:
         *,
         geometry: ConvGeometry | None = None,
         transpose: bool = False,
+        is_training: bool | None = None,
     ) -> Engine:
-        """The engine for a product of a layer with x: that of a convolution if there is a geometry."""
+        """The engine for a product of a layer with x: that of a convolution if there is a geometry.
+
+        Only a training pass measures. Whether it is one is seen by autograd, unless `is_training` says it.
+        """
         usable = usable_engines("linear" if geometry is None else "conv", geometry, x.device)
         if "native" not in usable and x.device.type != "cpu":
             return ENGINES["masked"]  # without asking the device for `choices`
         table = self.choices.tolist()
         size = min(x.numel().bit_length(), NUM_SIZES - 1)
         name = next((NAMES[code] for code in table[size:] if code), None)
-        if name is None and _may_measure(values, x):
+        if is_training is None:
+            is_training = torch.is_grad_enabled() and values.requires_grad
+        if name is None and is_training and _can_measure(x):
             name = _winner(usable, plan, values.detach(), x.detach(), geometry, transpose, size)
             with torch.no_grad():
                 self.choices[size] = NAMES.index(name)
@@ -112,16 +118,9 @@ def usable_engines(kind: str, geometry: ConvGeometry | None, device: torch.devic
     ]
 
 
-def _may_measure(values: Tensor, x: Tensor) -> bool:
-    """Only while training, on the CPU, and on real numbers."""
-    return (
-        torch.is_grad_enabled()
-        and values.requires_grad
-        and x.device.type == "cpu"
-        and x.numel() > 0
-        and type(x) in (Tensor, torch.nn.Parameter)
-        and not torch.compiler.is_compiling()
-    )
+def _can_measure(x: Tensor) -> bool:
+    """Only on the CPU, and on real numbers."""
+    return x.device.type == "cpu" and x.numel() > 0 and type(x) in (Tensor, torch.nn.Parameter)
 
 
 def _by_rule(usable: list[str], plan: Plan) -> Engine:

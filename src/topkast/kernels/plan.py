@@ -94,7 +94,10 @@ class Plan:
         """
         plan = _living.get(handle)
         if plan is None:
-            raise ValueError(f"no Plan has the handle {handle}: it is gone, or of another process")
+            raise ValueError(
+                f"no Plan has the handle {handle}: it is gone, as after a refresh between a forward pass and "
+                "its backward pass, or of another process"
+            )
         return plan
 
     def num_outputs(self, *, transpose: bool) -> int:

@@ -7,9 +7,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topkast.core.gradient import conv_rows
+from topkast.core import products
 from topkast.core.weight import SparseWeight
-from topkast.kernels import ops
 from topkast.kernels.engine import ConvGeometry
 from topkast.nn.base import SparseLayer
 
@@ -57,9 +56,7 @@ class _Conv(SparseLayer):
         if self._pads_first:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             input = F.pad(input, self._pads, mode=mode)
-        w = self.weight
-        y = ops.conv(self.engine, w.plan, w.used(), input, self.bias, self._geometry)
-        return w.watch(y, lambda grad: conv_rows(input, grad, tuple(w.shape), self._geometry))
+        return products.conv(self.weight, input, self.bias, self._geometry)
 
     def extra_repr(self) -> str:
         return (

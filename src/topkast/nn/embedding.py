@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from topkast.core.gradient import embedding_rows
+from topkast.core import products
 from topkast.core.weight import SparseWeight
-from topkast.kernels import ops
 from topkast.nn.base import SparseLayer
 
 
@@ -37,12 +36,9 @@ class Embedding(SparseLayer):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        w = self.weight
-        rules = (self.padding_idx, self.scale_grad_by_freq)
-        y = ops.embedding(
-            self.engine, w.plan, w.used(), input, padding_idx=rules[0], scale_by_frequency=rules[1]
+        return products.embedding(
+            self.weight, input, padding_idx=self.padding_idx, scale_by_frequency=self.scale_grad_by_freq
         )
-        return w.watch(y, lambda grad: embedding_rows(input, grad, w.plan, *rules))
 
     def extra_repr(self) -> str:
         pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from topkast.core.gradient import linear_rows
+from topkast.core import products
 from topkast.core.weight import SparseWeight
-from topkast.kernels import ops
 from topkast.nn.base import SparseLayer
 
 
@@ -29,9 +28,7 @@ class Linear(SparseLayer):
         return self._build(nn.Linear, weight, *sizes, bias=self.bias is not None)
 
     def forward(self, input: Tensor) -> Tensor:
-        w = self.weight
-        y = ops.linear(self.engine, w.plan, w.used(), input, self.bias)
-        return w.watch(y, lambda grad: linear_rows(input, grad, transpose=False))
+        return products.linear(self.weight, input, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -53,6 +50,4 @@ class Conv1D(SparseLayer):
         return self._build(self._original, weight, self.nf, self.nx)
 
     def forward(self, x: Tensor) -> Tensor:
-        w = self.weight
-        y = ops.linear(self.engine, w.plan, w.used(), x, self.bias, transpose=True)
-        return w.watch(y, lambda grad: linear_rows(x, grad, transpose=True))
+        return products.linear(self.weight, x, self.bias, transpose=True)
