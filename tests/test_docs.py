@@ -37,6 +37,9 @@ def surroundings() -> dict[str, Any]:
     }
 
 
+# Of Lightning: what it still calls in torch, and advice for larger machines.
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)

@@ -17,6 +17,7 @@ FLOORS = [
     "reproduce",
     "report",
     "bench",
+    "integrations",
     "train",
     "models",
     "data",

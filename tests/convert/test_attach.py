@@ -199,3 +199,37 @@ def test_a_refresh_between_forward_and_backward_is_caught() -> None:
     sparse.refresh()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_penalty_as_a_gradient_is_that_of_the_loss(power: int) -> None:
+    model, sparse = setup()
+    sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    loss = loss_of(model)
+    (loss + 0.3 * sparse.penalty(power)).backward(retain_graph=True)
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    loss.backward()
+    sparse.add_penalty_gradient(0.3, power)
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
+    with pytest.raises(ValueError, match="`power` must be 1 or 2, got 3"):
+        sparse.add_penalty_gradient(0.3, 3)
+
+
+def test_of_a_wrapped_optimizer_the_one_within_is_attached() -> None:
+    class Wrapper:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+    model, sparse = setup()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped: Any = Wrapper(Wrapper(inner))
+    assert sparse.attach(wrapped) is wrapped
+    assert sparse.attach(inner) is inner
+    loss_of(model).backward()
+    inner.step()
+    assert steps(sparse) == {1}
+    sparse.detach(wrapped)
+    inner.step()
+    assert steps(sparse) == {1}

@@ -19,6 +19,22 @@ from topkast.core.weight import SparseWeight
 _TAG = "topkast"
 
 
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer itself, of one that a framework may have wrapped.
+
+    Accelerate and Lightning keep what they wrap as `.optimizer` and step that one, so hooks belong there.
+
+    Raises:
+        TypeError: It is no optimizer.
+    """
+    given = optimizer
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
+        optimizer = inner
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {given!r}")
+    return optimizer
+
+
 class Attachment:
     """Ties an optimizer to the weights whose values it trains.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from torch import nn
 
@@ -27,12 +28,15 @@ def densify(model: nn.Module) -> nn.Module:
         raise ValueError("the model has no sparse layer: `topkast.sparsify` was not applied to it")
     weights: dict[SparseWeight, nn.Parameter] = {}
     # deepcopy takes what stands in the memo for an object's copy: reservoirs are never copied.
-    memo: dict[int, nn.Module] = {}
+    memo: dict[int, Any] = {}
     for layer in sparse:
         if layer.weight not in weights:
             requires_grad = layer.weight.values.requires_grad
             weights[layer.weight] = nn.Parameter(layer.alpha(), requires_grad=requires_grad)
-        memo[id(layer)] = layer.to_dense(weights[layer.weight]).train(layer.training)
+        twin = layer.to_dense(weights[layer.weight]).train(layer.training)
+        memo[id(layer)] = twin
+        if layer.bias is not None:  # a bias that stands in another place too (BERT's) stays one
+            twin.register_parameter("bias", memo.setdefault(id(layer.bias), twin.bias))
     dense = copy.deepcopy(model, memo)
     for parent in list(dense.modules()):
         for name, child in list(parent._modules.items()):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topkast.convert.attach import Attachment
+from topkast.convert.attach import Attachment, innermost
 from topkast.convert.flops import Example, flops, run_flops
 from topkast.convert.memory import Memory, memory
 from topkast.convert.stats import LayerStats, layer_stats, table
@@ -17,7 +17,7 @@ from topkast.core.accounting import Flops
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.local import keep_local, why_sharded
 from topkast.core.moment import Moment
-from topkast.core.penalty import penalty
+from topkast.core.penalty import check_power, penalty, penalty_gradient
 from topkast.core.ranks import Group, Ranks, check_alone, together
 from topkast.core.refresh import check_finite, move
 from topkast.core.select import generator_for
@@ -88,7 +88,8 @@ class Handle:
         """Lets the optimizer's steps drive the refreshes, and its state follow the weights.
 
         Several optimizers may be attached, each for the layers whose values it holds; each drives the
-        schedule of its own. Attaching one twice changes nothing.
+        schedule of its own. Attaching one twice changes nothing. Of a wrapper such as Accelerate's, the
+        optimizer within is attached.
 
         Args:
             optimizer: Created from the parameters of the sparse model.
@@ -96,7 +97,7 @@ class Handle:
                 of them by default. "alone" if each process trains a model of its own.
 
         Returns:
-            The same optimizer.
+            What it was given.
 
         Raises:
             ValueError: The optimizer holds none of the values (created before `sparsify`?), a layer's values
@@ -105,10 +106,9 @@ class Handle:
                 were split between ranks (FSDP).
             RuntimeError: The method cannot be trained by several ranks.
         """
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {optimizer!r}")
+        given, optimizer = optimizer, innermost(optimizer)
         if any(a.optimizer is optimizer for a in self._attachments):
-            return optimizer
+            return given
         for name, weight in self.weights.items():
             _check_whole(name, weight)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -134,7 +134,7 @@ class Handle:
         for weight in weights.values():
             weight.settle()
             weight.wants_gradient = self.method.wants_gradient if grows_by_gradient(self.method) else None
-        return optimizer
+        return given
 
     def _check_method(self, weights: dict[str, SparseWeight], ranks: Ranks | None) -> None:
         """Raises if the method cannot be driven by an optimizer of these weights, or by these ranks."""
@@ -150,6 +150,7 @@ class Handle:
 
     def detach(self, optimizer: torch.optim.Optimizer) -> None:
         """The opposite of `attach`: the optimizer's steps no longer refresh anything."""
+        optimizer = innermost(optimizer)
         for attachment in self._attachments:
             if attachment.optimizer is optimizer:
                 attachment.detach()
@@ -165,10 +166,27 @@ class Handle:
         ½·Σ_A θ² + (1/2D)·Σ_{B∖A} θ², or to the letter of the paper's formula with ``power=1``:
         Σ_A |θ| + (1/D)·Σ_{B∖A} |θ|. D is each layer's own density.
         """
-        if power not in (1, 2):
-            raise ValueError(f"`power` must be 1 or 2, got {power!r}")
+        check_power(power)
         terms = [penalty(weight, power) for weight in self.weights.values()]
         return torch.stack([term.to(terms[0]) for term in terms]).sum()
+
+    @torch.no_grad()
+    def add_penalty_gradient(
+        self, coefficient: float, power: int = 2, *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Adds coefficient·∇penalty to the gradients of the values, for loops whose loss is out of reach.
+
+        Called once per step, before clipping, it has the effect of ``coefficient * penalty()`` in the loss.
+        With an `optimizer`, only for the weights that it was attached for.
+        """
+        check_power(power)
+        only = None if optimizer is None else innermost(optimizer)
+        for name, weight in self.weights.items():
+            if weight.values.requires_grad and (only is None or self._optimizer_of(name) is only):
+                gradient = penalty_gradient(weight, power)
+                if weight.values.grad is None:
+                    weight.values.grad = torch.zeros_like(weight.values)
+                weight.values.grad.add_(gradient, alpha=coefficient)
 
     def refresh(self) -> None:
         """Chooses A and B anew in every layer, now, whatever the schedule says.

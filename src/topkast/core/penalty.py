@@ -23,10 +23,28 @@ def penalty(weight: SparseWeight, power: int = 2) -> Tensor:
     D is the weight's own forward density |A|/n. Once exploration has ended (`explore_until`), B = A and
     the second sum is empty.
     """
+    values = weight.values
+    if power == 1:
+        return (_scale(weight) * values.abs()).sum()
+    return 0.5 * (_scale(weight) * values.square()).sum()
+
+
+@torch.no_grad()
+def penalty_gradient(weight: SparseWeight, power: int = 2) -> Tensor:
+    """What the penalty contributes to the gradient of `values`, without a graph."""
+    values = weight.values.detach()
+    return _scale(weight) * (values.sign() if power == 1 else values)
+
+
+def check_power(power: int) -> None:
+    """Raises ValueError unless `power` is one of the two readings."""
+    if power not in (1, 2):
+        raise ValueError(f"`power` must be 1 or 2, got {power!r}")
+
+
+def _scale(weight: SparseWeight) -> Tensor:
+    """1 on A; 1/D on B∖A, or nothing once that is frozen."""
     outside = 1.0 / weight.counts.forward_density if weight.explores else 0.0
     values = weight.values
     # Tensors of the right dtype, not numbers: `where` makes float32 of those, also for float64 values.
-    scale = torch.where(weight.active, values.new_tensor(1.0), values.new_tensor(outside))
-    if power == 1:
-        return (scale * values.abs()).sum()
-    return 0.5 * (scale * values.square()).sum()
+    return torch.where(weight.active, values.new_tensor(1.0), values.new_tensor(outside))

@@ -1,0 +1,1 @@
+"""Thin layers between topkast and training frameworks. A module here needs its framework."""
