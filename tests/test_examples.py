@@ -1,15 +1,17 @@
-"""The examples run, small."""
+"""The examples run: the short ones as they are, the long ones small."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -73,3 +75,69 @@ def test_compare_methods_runs_every_method_and_goes_on_where_it_was(
     printed = capsys.readouterr().out
     for name in example.METHODS:
         assert f"| {name} |" in printed
+
+
+# ---- six short ones, as a reader runs them --------------------------------------------------------------
+
+
+def numbers(text: str, pattern: str) -> list[float]:
+    return [float(found) for found in re.findall(pattern, text)]
+
+
+def test_own_loop_learns_more_than_a_random_mask(
+    one_thread: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load("own_loop").main()
+    learned, fixed = numbers(capsys.readouterr().out, r": ([\d.]+)%")
+    assert learned > 90
+    assert learned > fixed + 1
+
+
+def test_rivals_lists_what_each_costs(one_thread: None, capsys: pytest.CaptureFixture[str]) -> None:
+    example = load("rivals")
+    example.main()
+    rows = {line.split()[0]: numbers(line, r"([\d.]+)%") for line in capsys.readouterr().out.splitlines()[1:]}
+    assert list(rows) == list(example.METHODS)
+    assert rows["dense"][1] == 100
+    assert rows["static"][1] < rows["Top-KAST"][1] < rows["pruning"][1] < 40
+    assert all(accuracy > 85 for accuracy, _ in rows.values())
+
+
+def test_hugging_face_learns_and_resumes(one_thread: None, capsys: pytest.CaptureFixture[str]) -> None:
+    load("hugging_face").main()
+    printed = capsys.readouterr().out
+    first, last = numbers(printed, r"(?:loss|→) ([\d.]+)\b")[-2:]
+    assert last < first - 1
+    assert "resumed at step 30: equal to the last bit" in printed
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_lightning_module_learns(one_thread: None, capsys: pytest.CaptureFixture[str]) -> None:
+    load("lightning_module").main()
+    printed = capsys.readouterr().out
+    assert numbers(printed, r"([\d.]+)% of held-out")[0] > 90
+    assert numbers(printed, r"changed by ([\d.]+)%")[0] > 0
+
+
+def test_compiled_is_the_eager_run(one_thread: None, capsys: pytest.CaptureFixture[str]) -> None:
+    torch._dynamo.reset()
+    load("compiled").main("aot_eager")
+    printed = capsys.readouterr().out
+    eager, compiled = numbers(printed, r"(?:eager|compiled) ([\d.]+)")
+    assert compiled == pytest.approx(eager, rel=1e-2)
+    same, total = numbers(printed.replace(",", ""), r"\b(\d+)(?: of|\ elements)")
+    assert same > 0.99 * total
+    torch._dynamo.reset()
+
+
+def test_deploy_gives_the_same_everywhere(one_thread: None, capsys: pytest.CaptureFixture[str]) -> None:
+    load("deploy").main()
+    printed = capsys.readouterr().out
+    differences = numbers(printed, r"differs by ([\d.e+-]+)")
+    assert len(differences) == 2
+    assert max(differences) < 1e-4
+    (compressed,), (dense,) = (
+        numbers(printed.replace(",", ""), p) for p in (r"(\d+) bytes", r"bytes of (\d+)")
+    )
+    assert compressed < 0.25 * dense
