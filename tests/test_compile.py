@@ -105,6 +105,7 @@ def test_methods_that_resize_compile_again_and_are_right(method: topkast.Method)
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, within inductor
 @pytest.mark.parametrize("amp", [False, True])
 def test_inductor_gives_the_same(amp: bool) -> None:
     eager_losses, eager = train(TOPKAST, "native", None, amp=amp)
