@@ -14,6 +14,7 @@ from topkast.train.display import Display
 from topkast.train.folder import RunFolder
 from topkast.train.interrupt import Interrupt
 from topkast.train.restart import Latest
+from topkast.train.spending import Spending
 from topkast.train.tensorboard import TensorBoard
 from topkast.train.trainer import NotFinite, Trainer
 
@@ -64,7 +65,9 @@ class Session:
     ) -> None:
         self.trainer, self.name, self.display, self.folder = trainer, name, display, folder
         self._ranks = trainer.ranks
-        self.tally = Tally(flops_per_step=float(events.count_flops(trainer).total))
+        flops = events.count_flops(trainer)
+        self.tally = Tally(flops_per_step=float(flops.total))
+        self._spending = Spending(trainer, flops)
         self.curve: list[list[float]] = []
         self._start = events.start(trainer, name)
         self._board: TensorBoard | None = None
@@ -169,7 +172,7 @@ class Session:
             self._record(self._last_line(str(error), {}))
             raise Stopped(f"{error}; the step was not taken. {self._way_out()}") from error
         self.tally.seconds += time.perf_counter() - started
-        self.tally.flops += self.tally.flops_per_step
+        self.tally.flops += self._spending.of(self.trainer.step, self.tally.flops_per_step)
         self.tally.losses.append(loss)
         step = self.trainer.step
         self.display.step(step, loss)
@@ -190,7 +193,7 @@ class Session:
         self.curve.append([self.trainer.step, tally.seconds, loss, tally.quality, tally.flops])
         self._record(event)
         self.display.progress(event)
-        if self.trainer.method is not None and self.trainer.method.resizes:
+        if not self._spending.is_scheduled:
             tally.flops_per_step = float(events.count_flops(self.trainer).total)
 
     def end(self) -> dict[str, Any]:
