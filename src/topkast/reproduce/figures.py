@@ -36,7 +36,7 @@ def _family(found: Outcome) -> str:
 
 def _quality_label(findings: Findings) -> str:
     run = next(iter(findings.outcomes.values())).first
-    return f"{run.quality_name} ({'higher' if run.higher_is_better else 'lower'} is better)"
+    return f"{run.quality_name} {'↑' if run.higher_is_better else '↓'}"
 
 
 def _point(axes: Any, x: float, found: Outcome, color: str, marker: str, name: str | None) -> None:
@@ -77,34 +77,27 @@ def flops(findings: Findings) -> Any:
 
 @styled
 def backward(findings: Findings) -> Any:
-    """Figure 2b: quality against mean backward sparsity, a colour for each forward sparsity."""
+    """Figure 2b: quality against mean backward sparsity; colours are forward sparsities, markers methods."""
     figure, axes = new_figure(height=3.8)
-    named: set[str] = set()
-    for found in findings.outcomes.values():
-        family, forward = _family(found), found.recipe.forward
-        color = BLACK if forward is None else _BY_SPARSITY[forward]
-        name = family if forward is None else f"{family} {100 * forward:g} %"
-        _point(
-            axes,
-            100 * (1 - mean_backward(found)),
-            found,
-            color,
-            _MARKERS[family],
-            None if name in named else name,
-        )
-        named.add(name)
+    at = {label: 100 * (1 - mean_backward(found)) for label, found in findings.outcomes.items()}
+    for label, found in findings.outcomes.items():
+        color = BLACK if found.recipe.forward is None else _BY_SPARSITY[found.recipe.forward]
+        _point(axes, at[label], found, color, _MARKERS[_family(found)], None)
     for forward in (0.8, 0.9, 0.95):
-        ours = [
-            f
-            for f in findings.outcomes.values()
-            if (f.recipe.method, f.recipe.forward) == ("topkast", forward)
-        ]
-        points = sorted((100 * (1 - mean_backward(found)), found.mean) for found in ours)
-        axes.plot(*zip(*points, strict=True), color=_BY_SPARSITY[forward], lw=1) if points else None
+        color = _BY_SPARSITY[forward]
+        ours = [(at[n], f.mean) for n, f in findings.outcomes.items() if _is_ours(f, forward)]
+        axes.plot(*zip(*sorted(ours), strict=True), color=color, lw=1) if ours else None
+        axes.plot([], [], color=color, lw=4, label=f"{100 * forward:g} % forward")
+    for family in dict.fromkeys(map(_family, findings.outcomes.values())):
+        axes.plot([], [], color=GREY, marker=_MARKERS[family], ls="", label=family)
     axes.set_xlabel("mean backward sparsity, %")
     axes.set_ylabel(_quality_label(findings))
     legend(figure, axes)
     return figure
+
+
+def _is_ours(found: Outcome, forward: float) -> bool:
+    return (found.recipe.method, found.recipe.forward) == ("topkast", forward)
 
 
 @styled

@@ -132,6 +132,8 @@ def _record(recipe: Recipe, steps: int) -> dict[str, Any]:
 _MLP: Values = {
     "data": {"task": "images"},
     "model": {"model": "mlp", "hidden": [256, 256]},
+    # The paper keeps first and last layer dense. Here the first has most of the weights: only the last is.
+    "method": {"keep_dense": ["last"]},
     "train": {
         "batch": 128, "steps": 800, "optimizer": "sgd", "lr": 0.1, "weight_decay": 1e-4, "clip": 0.0,
     },

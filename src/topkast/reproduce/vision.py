@@ -257,8 +257,8 @@ ALL_SPARSE = Experiment(
     name="all-sparse",
     place="appendix B, figure",
     title="All layers sparse, against first and last dense",
-    about="The paper draws it without a claim. In the tiny scale's MLP the first layer has most of the "
-    "weights: keeping it dense is no small change.",
+    about="The paper draws it without a claim. The first layer of the tiny scale's MLP has three quarters of "
+    "its weights: keeping it dense is no small change. Elsewhere that scale keeps the last one dense only.",
     rows=tuple(_ends(f, b, v) for f, b in _PAIRS for v in ("ends-dense", "all-sparse")),
     claims=(
         Claim(
