@@ -141,11 +141,11 @@ _MLP: Values = {
 _TINY_XL: Values = {
     "data": {"task": "text", "test_limit": 100_000},
     "model": {
-        "model": "transformer-xl", "width": 128, "depth": 4, "heads": 2, "inner": 384, "window": 64,
+        "model": "transformer-xl", "width": 128, "depth": 2, "heads": 2, "inner": 384, "window": 64,
         "memory": 64, "eval_memory": 256,
     },
     "method": {"budget": "model"},
-    "train": {"batch": 8, "steps": 480, "optimizer": "adam", "lr": 2e-3, "warmup": 0.1, "clip": 0.25},
+    "train": {"batch": 8, "steps": 800, "optimizer": "adam", "lr": 2e-3, "warmup": 0.1, "clip": 0.25},
 }  # fmt: skip
 # WikiText-2 has 33,278 words: with clusters a loss is computed on a few thousand of them.
 _TINY_WORDS: Values = {
@@ -184,7 +184,7 @@ TINY = Scale(
     variants={
         **_ENDS,
         ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
-        ("words", "shallow"): {"model": {"depth": 1}},
+        ("words", "smaller"): {"model": {"width": 48, "heads": 1, "inner": 144}},
     },
     updates=80,
 )
@@ -212,7 +212,7 @@ SMALL = Scale(
     variants={
         **_ENDS,
         ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
-        ("words", "shallow"): {"model": {"depth": 1}},
+        ("words", "smaller"): {"model": {"width": 96, "heads": 2, "inner": 288}},
     },
     updates=64,
 )
@@ -232,7 +232,7 @@ PAPER = Scale(
     variants={
         **_ENDS,
         ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
-        ("words", "shallow"): {"model": {"depth": 4}},
+        ("words", "smaller"): {"model": {"depth": 4}},
     },
     updates=None,
 )
