@@ -240,7 +240,10 @@ def test_a_preset_of_any_size_is_forecast_without_its_data(
             ["--model", "resnet20"],
             "model.model must be one of decoder, transformer-xl for text, got 'resnet20'",
         ),
-        (["images", "--dataset", "enwik8"], "data.dataset must be one of cifar-10, imagenet for images"),
+        (
+            ["images", "--dataset", "enwik8"],
+            "data.dataset must be one of fashion-mnist, cifar-10, imagenet for images",
+        ),
         (["--model", "decoder", "--dataset", "enwik8"], "enwik8 is for a transformer-xl"),
         (["--memory", "8"], "model.memory is not taken by text; of the network it takes"),
         (["images", "--memory", "8"], "model.memory is not taken by images"),

@@ -181,7 +181,9 @@ def _name(trainer: Trainer) -> str:
         return "dense"
     titles = {"TopKAST": "Top-KAST", "Static": "fixed random mask", "Pruning": "pruning", "DeepR": "DEEP R"}
     name = titles.get(type(method).__name__, type(method).__name__)
-    pair = sorted({method.forward_sparsity, method.backward_sparsity} - {0.0}, reverse=True)
+    pair = [method.forward_sparsity, method.backward_sparsity]
+    if not isinstance(method, TopKAST):  # B = A, or sparsities that are learned
+        pair = sorted({*pair} - {0.0}, reverse=True)
     words = [name, *(["/".join(f"{100 * s:g}" for s in pair) + " %"] if pair else [])]
     if isinstance(method, TopKAST) and method.exploration == "random":
         words.append("(random)")
