@@ -18,7 +18,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-def read(path, dense=True):
+def read(path: "str | os.PathLike[str]", dense: bool = True) -> dict:
     """The arrays of a compressed network, by the names of the dense network's state_dict.
 
     Args:

@@ -98,15 +98,24 @@ def _pads(layer: Any) -> tuple[int, ...]:
 
 
 class Conv1d(_Conv):
+    """A convolution in one dimension, with α of shape ``(out, in / groups, k)``."""
+
     label = "Conv1d"
     dense_type = nn.Conv1d
 
 
 class Conv2d(_Conv):
+    """A convolution in two dimensions, with α of shape ``(out, in / groups, k, k)``."""
+
     label = "Conv2d"
     dense_type = nn.Conv2d
 
 
 class Conv3d(_Conv):
+    """A convolution in three dimensions, with α of shape ``(out, in / groups, k, k, k)``.
+
+    Engine `masked` alone: exact, but no faster than dense.
+    """
+
     label = "Conv3d"
     dense_type = nn.Conv3d
