@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS_VENV := .venv-peers
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test test-slow lint format bench bench-peers sanitize clean
+.PHONY: train test test-slow lint format docs bench bench-peers sanitize clean
 .DEFAULT_GOAL := test
 
 train: $(VENV)/.installed
@@ -20,13 +20,17 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600 -s
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples docs/hooks.py
+	$(BIN)/ruff format --check src tests examples docs/hooks.py
 	$(BIN)/basedpyright
 
 format: $(VENV)/.dev
-	$(BIN)/ruff format src tests examples
-	$(BIN)/ruff check --fix src tests examples
+	$(BIN)/ruff format src tests examples docs/hooks.py
+	$(BIN)/ruff check --fix src tests examples docs/hooks.py
+
+# The documentation as pages in site/; a warning is an error. The tests build it too.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Options go into BENCH: make bench BENCH="--suite conv --batch 32".
 BENCH ?=
@@ -50,7 +54,7 @@ sanitize: $(VENV)/.dev
 	    $(BIN)/python tests/sanitize.py $(SANITIZED)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS_VENV) build dist site .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

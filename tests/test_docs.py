@@ -22,6 +22,8 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+# Snippets that run when the site is built, in test_site.py: once is enough.
+BUILT = {"tutorial.md"}
 
 
 def snippets(page: Path, language: str) -> list[str]:
@@ -40,7 +42,7 @@ def surroundings() -> dict[str, Any]:
 # Of Lightning: what it still calls in torch, and advice for larger machines.
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in BUILT], ids=lambda p: p.name)
 def test_python_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     namespace = surroundings()
