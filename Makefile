@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS_VENV := .venv-peers
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test test-slow lint format docs bench bench-peers sanitize clean
+.PHONY: train test test-slow lint format docs wheel wheel-check bench bench-peers sanitize clean
 .DEFAULT_GOAL := test
 
 train: $(VENV)/.installed
@@ -31,6 +31,25 @@ format: $(VENV)/.dev
 # The documentation as pages in site/; a warning is an error. The tests build it too.
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# The sdist, and from it the wheel, in dist/.
+wheel: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
+# All tests, on the wheel, from another folder, in an environment made for it: torch is installed once more. The tests of
+# the wheel and of the site are left out, which want the sources and are part of `make test`. WHEEL_TESTS chooses others.
+CLEAN := build/wheel-check
+WHEEL_TESTS ?= tests --ignore tests/packaging/test_wheel.py --ignore tests/test_site.py
+wheel-check: wheel
+	rm -rf $(CLEAN)
+	mkdir -p $(CLEAN)
+	$(PYTHON) -m venv $(CLEAN)/venv
+	$(CLEAN)/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    "$$(ls dist/*.whl)[dev]"
+	cp -r tests docs examples README.md CONTRIBUTING.md CHANGELOG.md pyproject.toml $(CLEAN)
+	cd $(CLEAN) && venv/bin/python -c 'import topkast; assert "wheel-check/venv/" in topkast.__file__, topkast.__file__'
+	cd $(CLEAN) && OMP_NUM_THREADS=1 venv/bin/python -m pytest -n 2 --dist worksteal $(WHEEL_TESTS)
 
 # Options go into BENCH: make bench BENCH="--suite conv --batch 32".
 BENCH ?=
