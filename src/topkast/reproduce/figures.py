@@ -56,6 +56,21 @@ def _families(axes: Any, findings: Findings, x: Callable[[Outcome], float]) -> N
         _point(axes, x(found), found, _COLORS[family], _MARKERS[family], label)
 
 
+def _line(axes: Any, found: Iterable[Outcome], color: str, marker: str, name: str) -> None:
+    """Outcomes by their backward sparsity, as points with a line through them."""
+    points = sorted(((100 * (one.recipe.backward or 0), one) for one in found), key=lambda point: point[0])
+    for i, (x, one) in enumerate(points):
+        _point(axes, x, one, color, marker, name if i == 0 else None)
+    axes.plot([x for x, _ in points], [one.mean for _, one in points], color=color, lw=1)
+
+
+def _dressed(figure: Any, axes: Any, findings: Findings, what: str) -> Any:
+    axes.set_xlabel(what)
+    axes.set_ylabel(_quality_label(findings))
+    legend(figure, axes)
+    return figure
+
+
 def _note(axes: Any, x: float, found: Outcome) -> None:
     text = found.label.removeprefix("Top-KAST ")
     axes.annotate(text, (x, found.mean), xytext=(5, -9), textcoords="offset points", fontsize=7, color=GREY)
@@ -69,10 +84,7 @@ def flops(findings: Findings) -> Any:
     for found in findings.outcomes.values():
         if found.recipe.method == "topkast":
             _note(axes, found.flops, found)
-    axes.set_xlabel("FLOPs of training, against a dense run")
-    axes.set_ylabel(_quality_label(findings))
-    legend(figure, axes)
-    return figure
+    return _dressed(figure, axes, findings, "FLOPs of training, against a dense run")
 
 
 @styled
@@ -90,10 +102,7 @@ def backward(findings: Findings) -> Any:
         axes.plot([], [], color=color, lw=4, label=f"{100 * forward:g} % forward")
     for family in dict.fromkeys(map(_family, findings.outcomes.values())):
         axes.plot([], [], color=GREY, marker=_MARKERS[family], ls="", label=family)
-    axes.set_xlabel("mean backward sparsity, %")
-    axes.set_ylabel(_quality_label(findings))
-    legend(figure, axes)
-    return figure
+    return _dressed(figure, axes, findings, "mean backward sparsity, %")
 
 
 def _is_ours(found: Outcome, forward: float) -> bool:
@@ -107,19 +116,12 @@ def high_sparsity(findings: Findings) -> Any:
     for forward, color in ((0.98, BLUE), (0.99, ORANGE)):
         here = [found for found in findings.outcomes.values() if found.recipe.forward == forward]
         ours = [found for found in here if found.recipe.method == "topkast"]
-        for i, found in enumerate(ours):
-            assert found.recipe.backward is not None
-            name = f"Top-KAST {100 * forward:g} %" if i == 0 else None
-            _point(axes, 100 * found.recipe.backward, found, color, "o", name)
-        axes.plot([100 * (f.recipe.backward or 0) for f in ours], [f.mean for f in ours], color=color, lw=1)
+        _line(axes, ours, color, "o", f"Top-KAST {100 * forward:g} %")
         for method, dashes in (("rigl", "--"), ("static", ":")):
             for found in here:
                 if found.recipe.method == method:
                     axes.axhline(found.mean, color=color, ls=dashes, lw=1.5, label=found.label + " %")
-    axes.set_xlabel("backward sparsity, %")
-    axes.set_ylabel(_quality_label(findings))
-    legend(figure, axes)
-    return figure
+    return _dressed(figure, axes, findings, "backward sparsity, %")
 
 
 @styled
@@ -128,17 +130,11 @@ def pairs(findings: Findings) -> Any:
     figure, axes = new_figure()
     ours = [found for found in findings.outcomes.values() if found.recipe.method == "topkast"]
     for forward, color, marker in ((0.8, BLUE, "o"), (0.9, ORANGE, "s"), (0.95, GREEN, "^")):
-        line = sorted((f for f in ours if f.recipe.forward == forward), key=lambda f: f.recipe.backward or 0)
-        for i, found in enumerate(line):
-            name = f"{100 * forward:g} % forward" if i == 0 else None
-            _point(axes, 100 * (found.recipe.backward or 0), found, color, marker, name)
-        axes.plot([100 * (f.recipe.backward or 0) for f in line], [f.mean for f in line], color=color, lw=1)
+        line = [found for found in ours if found.recipe.forward == forward]
+        _line(axes, line, color, marker, f"{100 * forward:g} % forward")
     if "dense" in findings.outcomes:
         axes.axhline(findings.outcomes["dense"].mean, color=BLACK, ls="--", label="dense")
-    axes.set_xlabel("backward sparsity, %")
-    axes.set_ylabel(_quality_label(findings))
-    legend(figure, axes)
-    return figure
+    return _dressed(figure, axes, findings, "backward sparsity, %")
 
 
 @styled
