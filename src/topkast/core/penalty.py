@@ -47,4 +47,4 @@ def _scale(weight: SparseWeight) -> Tensor:
     outside = 1.0 / weight.counts.forward_density if weight.explores else 0.0
     values = weight.values
     # Tensors of the right dtype, not numbers: `where` makes float32 of those, also for float64 values.
-    return torch.where(weight.active, values.new_tensor(1.0), values.new_tensor(outside))
+    return torch.where(weight.active, values.new_full((), 1.0), values.new_full((), outside))

@@ -61,7 +61,7 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     before = weight.values.numel()
     entrants = weight.reservoir.exchange(left, weight.values.detach()[leaving], sets.indices[entering])
     values = weight.values.detach().index_select(0, source)
-    values[entering] = entrants if sets.fresh is None else sets.fresh[entering].to(values)
+    values[entering] = entrants if sets.fresh is None else sets.fresh.to(values)[entering]
     weight.take(values, sets)
     weight.changed.fill_(entering_a.numel() + left_a.numel())
     weight.reservoir.record(sets.indices[entering], sets.indices[entering_a], left_a)

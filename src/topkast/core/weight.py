@@ -170,13 +170,18 @@ class SparseWeight(nn.Module):
 
     def engine_impl(self) -> Engine | Auto:
         """What to compute with: `engine`, unless the weight has been moved to where that cannot run."""
-        if self.engine == "auto":
-            return Auto(self.choices)
-        is_lost = self.engine == "native" and self.device.type != "cpu"
-        return ENGINES["masked" if is_lost else self.engine]
+        if self._is_off_cpu():
+            return ENGINES["masked"]
+        return Auto(self.choices) if self.engine == "auto" else ENGINES[self.engine]
+
+    def _is_off_cpu(self) -> bool:
+        """Whether the weight is on a device and its engine is for the CPU, between whose "auto" decides."""
+        return self.engine in ("native", "auto") and self.device.type != "cpu"
 
     def describe_engine(self) -> str:
         """For tables: `engine`, and what "auto" has decided."""
+        if self._is_off_cpu():
+            return f"{self.engine}: masked on {self.device.type}"
         return Auto(self.choices).describe() if self.engine == "auto" else self.engine
 
     # ---- dense views, for inspection of small layers -------------------------------------------

@@ -38,4 +38,5 @@ class DNW(Method):
         return step % self.refresh_every == 0
 
     def choose(self, moment: Moment) -> Sets:
-        return Sets.from_slots(moment.theta.top(moment.counts.forward), torch.arange(moment.numel))
+        forward = moment.theta.top(moment.counts.forward)
+        return Sets.from_slots(forward, torch.arange(moment.numel, device=forward.device))
