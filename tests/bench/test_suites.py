@@ -9,7 +9,7 @@ import torch
 from topkast.bench.contenders import WrongResult
 from topkast.bench.profile import PARTS
 from topkast.bench.subjects import decoder
-from topkast.bench.suites import linear, select, step
+from topkast.bench.suites import inference, linear, select, step
 from topkast.core.select import top_k, top_k_portable
 from topkast.kernels.engines import ENGINES
 from topkast.methods import TopKAST
@@ -169,3 +169,36 @@ def test_a_profile_has_every_part_and_adds_up(capfd) -> None:
     assert next(row["seconds"] for row in parts if row["part"] == "sparse products") == 0  # the dense one's
     assert all(seconds >= 0 for seconds in by_part.values())
     assert capfd.readouterr().err == ""  # torch's profiler announces itself otherwise
+
+
+def test_the_inference_suite_times_every_contender_on_one_row_and_many() -> None:
+    settings = inference.Settings(rows=(1, 5), width=16, depth=1, pairs=((0.9, 0.8),), repeats=2)
+    lines: list[str] = []
+    report = inference.run(settings, lines.append)
+    assert [(row["tokens"], row["contender"]) for row in report.rows] == [
+        (rows, name) for rows in (1, 5) for name in ("dense", "native", "csr", "onnxruntime")
+    ]
+    assert report.left_out == {}
+    assert {row["case"] for row in report.rows} == {
+        "perceptron 16 → 64 → 16, 1 row",
+        "perceptron 16 → 64 → 16, 5 rows",
+    }
+    assert all(row["ideal"] == pytest.approx(10) for row in report.rows)
+    assert any("10.00×" in line for line in lines)
+
+
+def test_inference_is_not_timed_if_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = inference.Settings(rows=(2,), width=16, depth=1, pairs=((0.9, 0.8),), repeats=1)
+    true_linear = type(ENGINES["native"]).linear
+
+    def wrong(*args: Any, **options: Any) -> torch.Tensor:
+        return true_linear(*args, **options) * 1.01
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(ENGINES["native"]), "linear", wrong)
+        with pytest.raises(WrongResult, match=r"native at 2 rows, 90/80 %: output is wrong"):
+            inference.run(settings, quiet)
+    monkeypatch.setattr(inference, "missing", lambda: "not here")
+    report = inference.run(settings, quiet)
+    assert report.left_out == {"onnxruntime": "not here"}
+    assert "onnxruntime" not in {row["contender"] for row in report.rows}

@@ -12,25 +12,32 @@ from typing import Any
 from topkast.bench import plot
 from topkast.bench.ratios import EQUAL_PAIRS, Pair
 from topkast.bench.report import Report, check_folder, environment, headline, read, write
-from topkast.bench.suites import conv, linear, memory, select, step
+from topkast.bench.suites import conv, inference, linear, memory, select, step
 from topkast.kernels.engines import ENGINES
 
-_SUITES: dict[str, Any] = {"linear": linear, "conv": conv, "step": step, "select": select, "memory": memory}
+_SUITES: dict[str, Any] = {
+    "linear": linear,
+    "conv": conv,
+    "step": step,
+    "select": select,
+    "memory": memory,
+    "inference": inference,
+}
 # Which suites an option is for; the others are for all.
 _BELONGS = {
-    "tokens": ("linear", "step", "memory"),
+    "tokens": ("linear", "step", "memory", "inference"),
     "inputs": ("linear", "memory"),
     "outputs": ("linear", "memory"),
     "batch": ("conv", "step"),
     "model": ("step",),
-    "width": ("step",),
-    "depth": ("step",),
+    "width": ("step", "inference"),
+    "depth": ("step", "inference"),
     "numel": ("select",),
-    "sparsities": ("linear", "conv", "step", "memory"),
+    "sparsities": ("linear", "conv", "step", "memory", "inference"),
     "engines": ("linear", "conv"),
     "equal": ("linear",),
     "plot": ("linear",),
-    "repeats": ("linear", "conv", "step", "select"),
+    "repeats": ("linear", "conv", "step", "select", "inference"),
     "profile": ("step",),
 }
 _SIZES = ("tokens", "inputs", "outputs", "batch", "width", "depth", "numel", "repeats")
@@ -44,8 +51,8 @@ def add_parser(commands: Any) -> None:
         ("inputs", "of one Linear layer, with --outputs, in place of the default shapes"),
         ("outputs", "see --inputs"),
         ("batch", "images"),
-        ("width", "of the decoder or the Transformer-XL"),
-        ("depth", "blocks of it"),
+        ("width", "of the network"),
+        ("depth", "blocks of it, or hidden layers"),
         ("numel", "how many numbers to choose from"),
         ("repeats", "rounds per measurement"),
     ):
@@ -119,6 +126,8 @@ def _settings(options: argparse.Namespace) -> Any:
         given["profile"] = True
     if options.model is not None:
         given["model"] = options.model
+    if options.tokens is not None and "rows" in fields:
+        given["rows"] = (options.tokens,)
     if options.numel is not None:
         given["sizes"] = (options.numel,)
     if options.sparsities is not None:

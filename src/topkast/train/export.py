@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.convert.compressed import compress
+from topkast.convert.onnx import check_onnx, to_onnx
 from topkast.train import tensor_file
 from topkast.train.durable import replace
 from topkast.train.trained import Trained
@@ -74,19 +72,11 @@ def _compressed(trained: Trained, path: Path) -> str:
 
 def _onnx(trained: Trained, path: Path) -> str:
     """Dense with zeros: ONNX has no sparse weights that a runtime would compute with."""
-    _check_onnx()
+    check_onnx()
     if trained.network.name == "transformer-xl":
         raise ValueError("a network with a memory cannot be written as ONNX; use another --format")
     model, example = trained.dense().eval(), _example(trained)
-    with warnings.catch_warnings(), _quiet_exporter(), torch.no_grad():
-        warnings.simplefilter("ignore")  # about its own deprecations
-        program = torch.onnx.export(
-            model, (example,), dynamo=True, verbose=False, external_data=False, input_names=["input"],
-            output_names=["output"], dynamic_shapes=(_dynamic(trained),),
-        )  # fmt: skip
-        assert program is not None
-        content = program.model_proto.SerializeToString()
-    replace(path, content)
+    replace(path, to_onnx(model, example, _dynamic(trained)))
     return _checked_by_onnxruntime(model, example, path)
 
 
@@ -141,28 +131,6 @@ def _dynamic(trained: Trained) -> dict[int, Any]:
     sizes = {0: torch.export.Dim("batch")}
     window = trained.inputs.get("window")
     return sizes if window is None else {**sizes, 1: torch.export.Dim("length", max=window)}
-
-
-def _check_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"ONNX needs {error.name}, which is not installed: pip install 'topkast[onnx]'"
-        ) from error
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Keeps the exporter from telling that torchvision, which nobody asked for, is not there."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _checked_by_onnxruntime(model: nn.Module, example: Tensor, path: Path) -> str:
