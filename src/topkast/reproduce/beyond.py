@@ -27,7 +27,7 @@ PENALTY = Experiment(
     about="The paper gives one number for it, the weight decay of 1e-4 on ImageNet.",
     rows=tuple(Row(f"λ = {value:g}", topkast(W, 0.9, 0.8, penalty=value)) for value in _LAMBDAS),
     claims=(Claim("The penalty helps (λ = 1e-4 over none).", "section 2.3", beats(("λ = 0.0001", "λ = 0"))),),
-    figure="bars",
+    figure="dots",
 )
 
 READING = Experiment(
@@ -47,7 +47,7 @@ READING = Experiment(
             beats(("|θ|, λ = 0.0001", "θ², λ = 0.0001"), margin=1.0),
         ),
     ),
-    figure="bars",
+    figure="dots",
 )
 
 EXPLORATION = Experiment(
@@ -63,7 +63,7 @@ EXPLORATION = Experiment(
             beats(("Top-KAST 90/80", "Top-KAST 90/90")),
         ),
     ),
-    figure="bars",
+    figure="dots",
 )
 
 OPTIMIZER = Experiment(
@@ -88,5 +88,5 @@ OPTIMIZER = Experiment(
             beats(("Top-KAST, SGD", "static, SGD"), ("Top-KAST, Adam", "static, Adam")),
         ),
     ),
-    figure="bars",
+    figure="dots",
 )

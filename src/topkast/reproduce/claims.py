@@ -67,8 +67,8 @@ class Difference:
         return FAILS if self.mean + self.reach <= -self.margin else NOISE
 
     def __str__(self) -> str:
-        spread = f" ± {self.reach:.2g}" if math.isfinite(self.reach) else " (one seed)"
-        allowed = f", {self.margin:g} allowed" if self.margin else ""
+        spread = f" ± {_short(self.reach)}" if math.isfinite(self.reach) else " (one seed)"
+        allowed = f", {self.margin:.3g} allowed" if self.margin else ""
         return f"{self.words}: {self.mean:+.3g}{spread}{' ' + self.unit if self.unit else ''}{allowed}"
 
 
@@ -174,3 +174,8 @@ def _shared(*outcomes: Outcome) -> list[int]:
 def _margin(outcome: Outcome, margin: float) -> float:
     """Margins are given in points of accuracy; a hundredth of the value stands for them elsewhere."""
     return margin if outcome.unit == "points" else margin / 100 * abs(outcome.mean)
+
+
+def _short(size: float) -> str:
+    """Two digits that count, without a power of ten."""
+    return f"{size:.0f}" if size >= 10 else f"{size:.2g}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from topkast.kernels.machine import cpu_model
+from topkast.report.words import duration
 from topkast.reproduce import figures, tables
 from topkast.reproduce.experiment import Findings
 from topkast.reproduce.page import drawing, tally
@@ -20,6 +21,9 @@ shorter runs. What can be compared is the order of methods, not the numbers.
 
 A claim *holds* or *does not hold* if that is so beyond the noise of the seeds (one-sided 95 %, seeds compared
 in pairs), else it is *within noise*; with one seed it always is. What counts as comparable is said with it.
+
+Times are of training alone, without evaluation, and mean something only beside each other: several runs may
+have shared the machine, each with a part of its cores.
 """
 
 
@@ -70,15 +74,22 @@ def _scale(name: str, shown: Sequence[Findings], folder: Path) -> str:
 
 def _section(findings: Findings, scale: str, folder: Path, has_picture: bool) -> list[str]:
     experiment = findings.experiment
-    seeds = sorted({seed for found in findings.outcomes.values() for seed in found.runs})
+    runs = [run for found in findings.outcomes.values() for run in found.runs.values()]
+    spent = duration(sum(run.seconds_per_step * run.last.step for run in runs))
+    seeds = {seed for found in findings.outcomes.values() for seed in found.runs}
     note = "" if findings.is_whole else " Not all of its runs are finished."
     lines = [
         f"### {experiment.place}: {experiment.title}",
         "",
-        f"`topkast reproduce {experiment.name} --scale {scale} --seeds {len(findings.seeds)}`; {len(seeds)} "
-        f"seed{'s' if len(seeds) > 1 else ''}. {experiment.about}{note}",
+        f"`topkast reproduce {experiment.name} --scale {scale} --seeds {len(findings.seeds)}`; "
+        f"{counted(len(runs), 'run')} with {counted(len(seeds), 'seed')}, "
+        f"{spent} of training. {experiment.about}{note}",
         "",
     ]
     if has_picture:
         lines += [f"![{experiment.title}]({folder.name}/{scale}-{experiment.name}.svg)", ""]
     return [*lines, tables.markdown(findings).rstrip()]
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -138,15 +138,16 @@ def pairs(findings: Findings) -> Any:
 
 
 @styled
-def bars(findings: Findings) -> Any:
-    """A bar for each row in the paper's order, seeds as dots; the axis begins below the smallest."""
+def dots(findings: Findings) -> Any:
+    """A line for each row in the paper's order: the mean as a large dot, seeds as small ones.
+
+    No bars: they would have to begin at zero, where nothing could be told apart.
+    """
     found = list(findings.outcomes.values())
     figure, axes = new_figure(height=1.0 + 0.36 * max(1, len(found)))
-    values = [value for one in found for value in one.qualities.values()]
-    low = min(values) - 0.25 * (max(values) - min(values)) if max(values) > min(values) else 0.0
     for i, one in enumerate(found):
-        axes.barh(i, one.mean - low, 0.62, left=low, color=_COLORS.get(_family(one), SKY), alpha=0.85)
         seeds = list(one.qualities.values())
+        axes.plot([one.mean], [i], "o", ms=8, color=_COLORS.get(_family(one), SKY))
         axes.plot(seeds, [i] * len(seeds), "o", ms=3, mfc="white", mec="black", mew=0.7, ls="")
         axes.annotate(
             f"{one.mean:.4g}",
@@ -159,10 +160,9 @@ def bars(findings: Findings) -> Any:
     names = ["\n".join(textwrap.wrap(one.label, 24)) for one in found]
     axes.set_yticks(range(len(found)), labels=names, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(left=low)
     axes.margins(x=0.16)
     axes.set_xlabel(_quality_label(findings), loc="left")
-    axes.grid(False, axis="y")
+    axes.grid(True, axis="y")
     return figure
 
 
@@ -217,7 +217,7 @@ def costs(findings: Findings) -> Any:
 
 FIGURES: Mapping[str, Callable[[Findings], Any]] = {
     draw.__name__: draw
-    for draw in (flops, backward, high_sparsity, pairs, bars, mask_change, reservoir_use, costs)
+    for draw in (flops, backward, high_sparsity, pairs, dots, mask_change, reservoir_use, costs)
 }
 
 

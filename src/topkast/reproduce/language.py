@@ -72,7 +72,7 @@ WIKITEXT = Experiment(
             beats(("Top-KAST 80/0", "dense, smaller"), ("Top-KAST 80/60", "dense, smaller")),
         ),
     ),
-    figure="bars",
+    figure="dots",
 )
 
 SMALL_TRANSFORMER = Experiment(
@@ -110,5 +110,5 @@ SMALL_TRANSFORMER = Experiment(
             ),
         ),
     ),
-    figure="bars",
+    figure="dots",
 )

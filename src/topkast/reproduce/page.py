@@ -67,8 +67,11 @@ def drawing(findings: Findings) -> Drawing:
 def tally(all_findings: Sequence[Findings]) -> str:
     """How many claims hold, in a sentence."""
     counts = Counter(v.verdict for f in all_findings for v in f.verdicts)
-    words = {HOLDS: "hold", FAILS: "do not hold", NOISE: "are within noise", OPEN: "could not be judged"}
-    parts = [f"{counts[kind]} {words[kind]}" for kind in _ORDER if counts[kind]]
+    one = {HOLDS: "holds", FAILS: "does not hold", NOISE: "is within noise", OPEN: "could not be judged"}
+    many = {**one, HOLDS: "hold", FAILS: "do not hold", NOISE: "are within noise"}
+    parts = [
+        f"{counts[kind]} {(one if counts[kind] == 1 else many)[kind]}" for kind in _ORDER if counts[kind]
+    ]
     return f"Of {sum(counts.values())} claims {listed(parts)}." if parts else "There is no claim here."
 
 

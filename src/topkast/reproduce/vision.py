@@ -176,7 +176,7 @@ TABLE_1 = Experiment(
             beats(("Top-KAST 95/90", "Top-KAST 95/90 (random)")),
         ),
     ),
-    figure="bars",
+    figure="dots",
 )
 
 # ---- Figure 3: the masks ------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ ALL_SPARSE = Experiment(
             beats(*((_ends(f, b, "ends-dense").label, _ends(f, b, "all-sparse").label) for f, b in _PAIRS)),
         ),
     ),
-    figure="bars",
+    figure="dots",
 )
 
 
@@ -303,5 +303,5 @@ REFRESH_INTERVAL = Experiment(
         ),
         Claim("Refreshing every 100 steps is as good as at every step.", "appendix C", _as_good("100")),
     ),
-    figure="bars",
+    figure="dots",
 )
