@@ -279,7 +279,7 @@ for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-11)):
     plan = Plan((300, 200), positions, torch.rand(9000) < 0.5)
     values, x, grad = torch.randn(9000, dtype=dtype), torch.randn(150, 200, dtype=dtype), torch.randn(150, 300, dtype=dtype)
     for a, b in zip(*(
-        (e.linear(plan, values, x, None, transpose=False), *e.linear_grads(plan, values, x, grad, (True, True, True), transpose=False))
+        (*(e.linear_alone(plan, values, x[:n], None, transpose=False) for n in (1, 3, 8, 150)), *e.linear_grads(plan, values, x, grad, (True, True, True), transpose=False))
         for e in (ENGINES["native"], ENGINES["masked"])
     )):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)

@@ -61,6 +61,12 @@ class Engine(ABC):
     ) -> Tensor:
         """x·αᵀ + bias, or x·α + bias with `transpose`."""
 
+    def linear_alone(
+        self, plan: Plan, values: Tensor, x: Tensor, bias: Tensor | None, *, transpose: bool
+    ) -> Tensor:
+        """`linear` where no backward pass follows; an engine may have something better for few tokens."""
+        return self.linear(plan, values, x, bias, transpose=transpose)
+
     @abstractmethod
     def sampled(self, plan: Plan, left: Tensor, right: Tensor) -> Tensor:
         """(leftᵀ·right) at the updated positions, zero in the other slots: |B| numbers.

@@ -24,6 +24,11 @@ except ImportError as error:  # reported by `unavailable`, where somebody asks f
 else:
     _IMPORT_ERROR = ""
 
+# Up to so many tokens reading the weight takes the time, and its rows are read one after the other.
+FEW = 8
+# More columns than this do not fit into what `Rows` keeps of an element.
+_MOST_COLUMNS = 2**16
+
 _SUFFIX = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -147,6 +152,19 @@ def _table(plan: Plan) -> Any:
     return compiled
 
 
+def _rows(plan: Plan) -> Any:
+    """The compiled Rows of a Plan, for few tokens; built on first use."""
+    assert _native is not None  # `check_engine` has seen to it
+    plan.require_valid()
+    compiled: Any = plan.derived.get("native rows")
+    if compiled is None:
+        positions, active = plan.indices.contiguous(), plan.active.contiguous()
+        buffers = (positions.data_ptr(), positions.element_size(), active.data_ptr(), plan.num_slots)
+        compiled = _native.Rows(plan.num_rows, plan.num_columns, *buffers)
+        plan.derived["native rows"] = compiled
+    return compiled
+
+
 def _grouped_positions(plan: Plan, groups: int) -> Tensor:
     if groups == 1:
         return plan.indices.contiguous()
@@ -243,6 +261,20 @@ class NativeEngine(CSREngine):
         threads = torch.get_num_threads()
         buffers = (*_buffer(values), *_buffer(x), x.shape[0], *_buffer(bias), *_buffer(y))
         function(_plan(plan), transpose, *buffers, threads)
+        return _given(y, dtype)
+
+    def linear_alone(
+        self, plan: Plan, values: Tensor, x: Tensor, bias: Tensor | None, *, transpose: bool
+    ) -> Tensor:
+        if transpose or x.shape[0] > FEW or plan.num_columns > _MOST_COLUMNS:
+            return self.linear(plan, values, x, bias, transpose=transpose)
+        dtype = x.dtype
+        x, values = _computed(x), _computed(values)
+        bias = None if bias is None else _computed(bias)
+        y = torch.empty(x.shape[0], plan.num_rows, dtype=x.dtype)
+        function = getattr(_native, f"few_{_SUFFIX[x.dtype]}")
+        buffers = (*_buffer(values), *_buffer(x), x.shape[0], *_buffer(bias), *_buffer(y))
+        function(_rows(plan), *buffers, torch.get_num_threads())
         return _given(y, dtype)
 
     def linear_grads(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 
 from topkast.kernels.auto import Auto
@@ -109,6 +110,13 @@ class _Embedding(Function):
         return ctx.engine.lookup_grad(ctx.plan, ids, grad), None, None, None, None, None
 
 
+def _is_alone() -> bool:
+    """Whether nobody can want a derivative of what is computed now: then autograd need not know of it."""
+    if torch.is_grad_enabled():
+        return False
+    return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+
+
 def linear(
     engine: Engine | Auto,
     plan: Plan,
@@ -136,7 +144,11 @@ def linear(
     if isinstance(engine, Auto):
         with no_autocast(rows):
             engine = engine.pick(plan, values, rows, transpose=transpose)
-    y = _Linear.apply(rows, values, bias, engine, plan, transpose)
+    if _is_alone():
+        with no_autocast(rows):
+            y = engine.linear_alone(plan, values, rows, bias, transpose=transpose)
+    else:
+        y = _Linear.apply(rows, values, bias, engine, plan, transpose)
     return y if x.ndim == 2 else y.view(*x.shape[:-1], outputs)
 
 

@@ -15,6 +15,7 @@
 #include "kernels.hpp"
 #include "match.hpp"
 #include "plan.hpp"
+#include "rows.hpp"
 #include "select.hpp"
 #include "table.hpp"
 
@@ -62,6 +63,28 @@ void product(const Plan& plan, bool transpose, Address values, int64_t num_value
                        checked<const T>("x", x, x_length, checked_product(tokens, s.num_columns)), tokens,
                        bias ? checked<const T>("bias", bias, bias_length, s.num_rows) : nullptr,
                        output<T>("y", y, y_length, checked_product(tokens, s.num_rows)), checked_threads(num_threads));
+}
+
+// Python takes ownership.
+Rows* make_rows(int64_t num_rows, int64_t num_columns, Address positions, int index_bytes, Address active,
+                int64_t num_slots) {
+  if (num_slots < 0) throw std::invalid_argument("|B| must not be negative");
+  if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
+  const auto* flags = reinterpret_cast<const uint8_t*>(active);
+  if (index_bytes == 4)
+    return new Rows(num_rows, num_columns, reinterpret_cast<const int32_t*>(positions), flags, num_slots);
+  if (index_bytes == 8)
+    return new Rows(num_rows, num_columns, reinterpret_cast<const int64_t*>(positions), flags, num_slots);
+  throw std::invalid_argument("indices must be int32 or int64");
+}
+
+template <typename T>
+void few(const Rows& rows, Address values, int64_t num_values, Address x, int64_t x_length, int64_t tokens,
+         Address bias, int64_t bias_length, Address y, int64_t y_length, int num_threads) {
+  kernels<T>().few(rows, checked<const T>("values", values, num_values, rows.num_slots()),
+                   checked<const T>("x", x, x_length, checked_product(tokens, rows.num_columns())), tokens,
+                   bias ? checked<const T>("bias", bias, bias_length, rows.num_rows()) : nullptr,
+                   output<T>("y", y, y_length, checked_product(tokens, rows.num_rows())), checked_threads(num_threads));
 }
 
 template <typename T>
@@ -235,6 +258,11 @@ NB_MODULE(_native, m) {
   nb::class_<Table>(m, "Table")
       .def(nb::new_(&make_table), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_bytes", &Table::num_bytes);
+  nb::class_<Rows>(m, "Rows")
+      .def(nb::new_(&make_rows), nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("num_bytes", &Rows::num_bytes);
+  m.def("few_float", &few<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("few_double", &few<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("lookup_float", &lookup<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("lookup_double", &lookup<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("lookup_grad_float", &lookup_grad<float>, nb::call_guard<nb::gil_scoped_release>());

@@ -8,6 +8,7 @@
 
 #include "conv.hpp"
 #include "plan.hpp"
+#include "rows.hpp"
 
 namespace topkast {
 
@@ -17,6 +18,8 @@ struct Kernels {
   //   x: tokens x sweep.num_columns;  y: tokens x sweep.num_rows;  bias: sweep.num_rows or null.
   void (*product)(const Sweep& sweep, const T* values, const T* x, int64_t tokens, const T* bias, T* y,
                   int num_threads);
+  // The same for few tokens; their number is not bounded, but many are faster by the Sweep.
+  void (*few)(const Rows& rows, const T* values, const T* x, int64_t tokens, const T* bias, T* y, int num_threads);
   // The backward pass of the product, for y = x A^T (`rows_are_outputs`) or y = x A; packs dy once for all results.
   //   dx[t, r] = sum over elements (r, c) of sweep of values[slot] * dy[t, c]: tokens x sweep.num_rows, or null.
   //   dvalues[e] = (dy^T x, or x^T dy) at element e of samples: samples.num_elements, or null.
