@@ -178,7 +178,7 @@ def test_a_dry_run_says_what_it_takes(capsys) -> None:
         (["table-1", "--scale", "huge"], "--scale must be one of"),
         (["table-1", "--seeds", "0"], "--seeds must be at least 1"),
         (["table-1", "--scale", "small"], "cifar-10"),
-        (["--document", "x.md", "--out", "nothing"], "no finished run"),
+        (["--document", "x.md", "--out", "nothing"], "no finished table"),
     ],
 )
 def test_mistakes_are_answered(words: list[str], message: str, capsys, tmp_path: Path, monkeypatch) -> None:
@@ -197,6 +197,8 @@ def test_the_document_has_what_is_there(reproduce, tmp_path: Path) -> None:
     assert "The mask stabilises over time." in text
     assert "topkast reproduce figure-3a --scale tiny" in text
     assert (tmp_path / "r/tiny-figure-3a.svg").is_file()
+    assert "exploration-size" not in text, "of which no row was run"
+    assert "| time |" not in text, "of rows that may have met another machine"
 
 
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(reproduce, tmp_path: Path) -> None:

@@ -22,31 +22,40 @@ shorter runs. What can be compared is the order of methods, not the numbers.
 A claim *holds* or *does not hold* if that is so beyond the noise of the seeds (one-sided 95 %, seeds compared
 in pairs), else it is *within noise*; with one seed it always is. What counts as comparable is said with it.
 
-Times are of training alone, without evaluation, and mean something only beside each other: several runs may
-have shared the machine, each with a part of its cores.
+With each table is the time that its runs have trained, in all and without evaluation. Runs of one row may
+have shared the machine with others than those of the next, so times of rows are only in the table that is
+about them.
 """
+
+# Whose rows were run to be compared by time.
+_ABOUT_TIME = "time-and-bytes"
 
 
 def write_document(by_scale: Mapping[str, Sequence[Findings]], out: Path) -> Path:
     """Writes the page, and its figures into a folder of its name beside it.
 
     Args:
-        by_scale: Scale → findings, those with results.
+        by_scale: Scale → findings; shown are those that have at least one seed of every row.
         out: The page.
 
     Raises:
         ValueError: There is no result at all.
     """
-    if not any(f.outcomes for findings in by_scale.values() for f in findings):
-        raise ValueError("there is no finished run to write about: run `topkast reproduce all` first")
+    if not any(_is_there(f) for findings in by_scale.values() for f in findings):
+        raise ValueError("there is no finished table to write about: run `topkast reproduce all` first")
     folder = out.parent / out.stem
     parts = [_HEAD]
     for name, findings in by_scale.items():
-        shown = [f for f in findings if f.outcomes]
+        shown = [f for f in findings if _is_there(f)]
         if shown:
             parts.append(_scale(name, shown, folder))
     replace(out, "\n".join(parts).encode())
     return out
+
+
+def _is_there(findings: Findings) -> bool:
+    """Whether every row has a result: a table that merely shares some with another says nothing."""
+    return all(row.label in findings.outcomes for row in findings.experiment.rows)
 
 
 def _scale(name: str, shown: Sequence[Findings], folder: Path) -> str:
@@ -88,7 +97,7 @@ def _section(findings: Findings, scale: str, folder: Path, has_picture: bool) ->
     ]
     if has_picture:
         lines += [f"![{experiment.title}]({folder.name}/{scale}-{experiment.name}.svg)", ""]
-    return [*lines, tables.markdown(findings).rstrip()]
+    return [*lines, tables.markdown(findings, has_times=experiment.name == _ABOUT_TIME).rstrip()]
 
 
 def counted(number: int, thing: str) -> str:

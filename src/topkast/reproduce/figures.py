@@ -159,7 +159,7 @@ def dots(findings: Findings) -> Any:
         )
     names = ["\n".join(textwrap.wrap(one.label, 24)) for one in found]
     axes.set_yticks(range(len(found)), labels=names, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(found) - 0.5, -0.5)  # the first at the top
     axes.margins(x=0.16)
     axes.set_xlabel(_quality_label(findings), loc="left")
     axes.grid(True, axis="y")

@@ -10,6 +10,8 @@ from topkast.report.words import MISSING, count, duration, percent, size
 from topkast.reproduce.experiment import Findings
 from topkast.reproduce.outcome import Outcome
 
+_TIME = "time"
+
 
 def header(findings: Findings) -> list[str]:
     """Names of the columns."""
@@ -17,7 +19,7 @@ def header(findings: Findings) -> list[str]:
     paper = (
         [f"paper: {findings.experiment.published.quantity}"] if findings.experiment.published.values else []
     )
-    return ["", *paper, f"ours: {quality}", "parameters", "FLOPs of training", "time", "bytes"]
+    return ["", *paper, f"ours: {quality}", "parameters", "FLOPs of training", _TIME, "bytes"]
 
 
 def rows(findings: Findings) -> list[tuple[str, ...]]:
@@ -57,14 +59,15 @@ def _plain(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2f}" if value < 2 else f"{value:g}"
 
 
-def markdown(findings: Findings) -> str:
-    """The table in Markdown."""
+def markdown(findings: Findings, *, has_times: bool = True) -> str:
+    """The table in Markdown, with or without the column of times."""
     head = header(findings)
-    lines = [_line(head), _line(["---"] * len(head)), *(_line(row) for row in rows(findings))]
-    return "\n".join(lines) + "\n"
+    kept = [i for i, name in enumerate(head) if has_times or name != _TIME]
+    lines = [[row[i] for i in kept] for row in (head, ["---"] * len(head), *rows(findings))]
+    return "\n".join(map(_line, lines)) + "\n"
 
 
-def _line(cells: list[str] | tuple[str, ...]) -> str:
+def _line(cells: list[str]) -> str:
     return (
         "| "
         + " | ".join(cell.replace("|", "\\|").replace("\N{NO-BREAK SPACE}", " ") for cell in cells)
