@@ -189,13 +189,13 @@ def test_the_inference_suite_times_every_contender_on_one_row_and_many() -> None
 
 def test_inference_is_not_timed_if_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = inference.Settings(rows=(2,), width=16, depth=1, pairs=((0.9, 0.8),), repeats=1)
-    true_linear = type(ENGINES["native"]).linear
+    right = type(ENGINES["native"]).linear_alone
 
     def wrong(*args: Any, **options: Any) -> torch.Tensor:
-        return true_linear(*args, **options) * 1.01
+        return right(*args, **options) * 1.01
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(ENGINES["native"]), "linear", wrong)
+        patch.setattr(type(ENGINES["native"]), "linear_alone", wrong)
         with pytest.raises(WrongResult, match=r"native at 2 rows, 90/80 %: output is wrong"):
             inference.run(settings, quiet)
     monkeypatch.setattr(inference, "missing", lambda: "not here")
