@@ -194,11 +194,11 @@ def test_inference_is_not_timed_if_it_is_wrong(monkeypatch: pytest.MonkeyPatch) 
     def wrong(*args: Any, **options: Any) -> torch.Tensor:
         return right(*args, **options) * 1.01
 
+    monkeypatch.setattr(inference, "missing", lambda: "not here")
     with monkeypatch.context() as patch:
         patch.setattr(type(ENGINES["native"]), "linear_alone", wrong)
         with pytest.raises(WrongResult, match=r"native at 2 rows, 90/80 %: output is wrong"):
             inference.run(settings, quiet)
-    monkeypatch.setattr(inference, "missing", lambda: "not here")
     report = inference.run(settings, quiet)
     assert report.left_out == {"onnxruntime": "not here"}
     assert "onnxruntime" not in {row["contender"] for row in report.rows}
