@@ -1,7 +1,5 @@
 """``python -m topkast`` is ``topkast``."""
 
-import sys
+from topkast.cli.main import process
 
-from topkast.cli.main import main
-
-sys.exit(main())
+process()

@@ -49,7 +49,7 @@ def torchrun(*arguments: str, restarts: int = 0) -> Iterator[subprocess.Popen[st
     ]
     with subprocess.Popen(
         [sys.executable, *launcher, "-m", "topkast", "train", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -118,7 +118,7 @@ def test_interrupted_it_goes_on_alone_to_the_end_of_one_process(text_file: Path,
         os.kill(worker(process.pid, 1), signal.SIGTERM)
         said = process.communicate(timeout=240)[0]
     assert process.returncode == 1, said  # torchrun's own, for workers that end with 143
-    assert "exitcode  : 143" in said
+    assert "exitcode  : 143" in said, said
     last = read_metrics(run / "metrics.jsonl")[-1]
     assert last["stopped"] == "SIGTERM came"
     assert 4 < last["step"] < 24

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from topkast.cli import bench, compare, evaluate, export, generate, info, plan, report, reproduce, train
 from topkast.kernels.memory import keep_freed_memory
@@ -39,5 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if isinstance(error, Stopped) else 2
 
 
+def process() -> NoReturn:
+    """The whole of a process: runs the command it was started with, and ends."""
+    code = main()
+    if workers.are_several():
+        workers.leave(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    process()

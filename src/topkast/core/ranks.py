@@ -95,8 +95,7 @@ def joined(attempt: str = "") -> Iterator[Ranks]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=_PATIENCE)
     try:
         yield Ranks()
-        # Nobody hangs up on a rank that has not finished: once, one ended with SIGABRT in place of its exit
-        # code. A rank that is gone already is not waited for.
+        # Nobody hangs up on a rank that has not finished. One that is gone already is not waited for.
         with suppress(RuntimeError):
             dist.barrier()
     finally:
