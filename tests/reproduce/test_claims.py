@@ -11,7 +11,9 @@ from topkast.report.runs import Point, Run
 from topkast.reproduce.catalogue import EXPERIMENTS, choose
 from topkast.reproduce.claims import (
     FAILS,
+    FAILS_ONCE,
     HOLDS,
+    HOLDS_ONCE,
     NOISE,
     OPEN,
     Claim,
@@ -42,7 +44,10 @@ def outcome(
         ((1.0, 1.1, 0.9), 0.0, HOLDS),
         ((-1.0, -1.1, -0.9), 0.0, FAILS),
         ((1.0, -1.0, 0.2), 0.0, NOISE),
-        ((5.0,), 0.0, NOISE),  # one seed says nothing of the noise
+        ((5.0,), 0.0, HOLDS_ONCE),  # one seed says nothing of the noise
+        ((-0.2,), 0.5, HOLDS_ONCE),
+        ((-0.5,), 0.5, FAILS_ONCE),
+        ((0.0,), 0.0, FAILS_ONCE),  # equal, as with B = A, is not better
         ((0.0, 0.0, 0.0), 0.0, FAILS),  # the same numbers are no advantage
         ((0.0, 0.0), 0.5, HOLDS),  # but they are comparable
         ((-0.4, -0.41, -0.39), 0.5, HOLDS),
@@ -71,6 +76,12 @@ def test_a_claim_holds_only_as_a_whole() -> None:
     assert judge(Claim("", "", beats(("a", "b"))), found).verdict == HOLDS
     assert judge(Claim("", "", beats(("a", "b"), ("a", "c"))), found).verdict == FAILS
     assert judge(Claim("", "", beats(("a", "b"), ("a", "missing"))), found).verdict == OPEN
+
+
+def test_a_claim_with_one_seed_says_which_way_it_fell() -> None:
+    found = {"a": outcome("a", 90), "b": outcome("b", 80), "c": outcome("c", 95)}
+    assert judge(Claim("", "", beats(("a", "b"))), found).verdict == HOLDS_ONCE
+    assert judge(Claim("", "", beats(("a", "b"), ("a", "c"))), found).verdict == FAILS_ONCE
 
 
 def test_a_margin_is_in_points_or_in_hundredths() -> None:

@@ -7,10 +7,11 @@ freedom, a difference
 
     holds              if d - t·s > -margin,
     does not hold      if d + t·s ≤ -margin,
-    is within noise    otherwise, and always if there is one seed only.
+    is within noise    otherwise.
 
-The margin is 0 for "better than" and the size of what counts as equal for "comparable". A claim holds if all
-of its differences do, and does not if one does not.
+One seed says nothing of the noise: the difference holds *for one seed* if d > -margin, or else does not. The
+margin is 0 for "better than" and the size of what counts as equal for "comparable". A claim holds if all of
+its differences do, and does not if one does not.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from dataclasses import dataclass
 from topkast.reproduce.outcome import Outcome
 
 HOLDS, FAILS, NOISE, OPEN = "holds", "does not hold", "within noise", "not run"
+HOLDS_ONCE, FAILS_ONCE = f"{HOLDS} for one seed", f"{FAILS} for one seed"
+# Of a claim with several comparisons, the first of these that one of them has.
+_WORST_FIRST = (OPEN, FAILS, FAILS_ONCE, NOISE, HOLDS_ONCE, HOLDS)
 
 # One-sided 95 % points of Student's t, by degrees of freedom; beyond the last it is nearly the normal's.
 _T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
@@ -62,6 +66,8 @@ class Difference:
     def verdict(self) -> str:
         if not self.values or not all(map(math.isfinite, self.values)):
             return FAILS if self.values else OPEN
+        if len(self.values) == 1:
+            return HOLDS_ONCE if self.mean > -self.margin else FAILS_ONCE
         if self.mean - self.reach > -self.margin:
             return HOLDS
         return FAILS if self.mean + self.reach <= -self.margin else NOISE
@@ -97,7 +103,7 @@ class Verdict:
 
     Attributes:
         claim: The claim.
-        verdict: `HOLDS`, `FAILS`, `NOISE` or `OPEN`.
+        verdict: `HOLDS`, `FAILS`, `NOISE`, `HOLDS_ONCE`, `FAILS_ONCE` or `OPEN`.
         differences: The numbers behind it.
     """
 
@@ -117,10 +123,8 @@ def judge(claim: Claim, outcomes: Outcomes) -> Verdict:
     except KeyError:
         return Verdict(claim, OPEN, ())
     found = {difference.verdict for difference in differences}
-    for verdict in (OPEN, FAILS, NOISE):
-        if verdict in found:
-            return Verdict(claim, verdict, differences)
-    return Verdict(claim, HOLDS if found else OPEN, differences)
+    worst = next((verdict for verdict in _WORST_FIRST if verdict in found), OPEN)
+    return Verdict(claim, worst, differences)
 
 
 # ---- what claims are made of --------------------------------------------------------------------------

@@ -20,7 +20,8 @@ its output, not edited by hand. Ours are at the scale of a small machine: other 
 shorter runs. What can be compared is the order of methods, not the numbers.
 
 A claim *holds* or *does not hold* if that is so beyond the noise of the seeds (one-sided 95 %, seeds compared
-in pairs), else it is *within noise*; with one seed it always is. What counts as comparable is said with it.
+in pairs), else it is *within noise*. *For one seed* says how that one came out, and nothing of noise. What
+counts as comparable is said with it.
 
 With each table is the time that its runs have trained, in all and without evaluation. Runs of one row may
 have shared the machine with others than those of the next, so times of rows are only in the table that is

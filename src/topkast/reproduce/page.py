@@ -11,11 +11,19 @@ from topkast.report.drawings import Drawing, save
 from topkast.report.page import render
 from topkast.report.words import listed
 from topkast.reproduce import figures, tables
-from topkast.reproduce.claims import FAILS, HOLDS, NOISE, OPEN, Verdict
+from topkast.reproduce.claims import FAILS, FAILS_ONCE, HOLDS, HOLDS_ONCE, NOISE, OPEN, Verdict
 from topkast.reproduce.experiment import Findings
 from topkast.train.durable import replace
 
-_ORDER = (HOLDS, FAILS, NOISE, OPEN)
+# Verdicts in order, of one claim and of several.
+_WORDS = {
+    HOLDS: ("holds", "hold"),
+    FAILS: ("does not hold", "do not hold"),
+    NOISE: ("is within noise", "are within noise"),
+    HOLDS_ONCE: ("holds for one seed", "hold for one seed"),
+    FAILS_ONCE: ("does not hold for one seed", "do not hold for one seed"),
+    OPEN: ("could not be judged", "could not be judged"),
+}
 
 
 def write(all_findings: Sequence[Findings], folder: Path, command: str) -> Path:
@@ -67,10 +75,10 @@ def drawing(findings: Findings) -> Drawing:
 def tally(all_findings: Sequence[Findings]) -> str:
     """How many claims hold, in a sentence."""
     counts = Counter(v.verdict for f in all_findings for v in f.verdicts)
-    one = {HOLDS: "holds", FAILS: "does not hold", NOISE: "is within noise", OPEN: "could not be judged"}
-    many = {**one, HOLDS: "hold", FAILS: "do not hold", NOISE: "are within noise"}
     parts = [
-        f"{counts[kind]} {(one if counts[kind] == 1 else many)[kind]}" for kind in _ORDER if counts[kind]
+        f"{counts[kind]} {one if counts[kind] == 1 else many}"
+        for kind, (one, many) in _WORDS.items()
+        if counts[kind]
     ]
     return f"Of {sum(counts.values())} claims {listed(parts)}." if parts else "There is no claim here."
 
