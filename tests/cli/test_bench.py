@@ -92,6 +92,7 @@ def test_memory_is_a_share_of_dense(capsys: pytest.CaptureFixture[str], tmp_path
         (["--suite", "conv", "--equal"], r"--equal is for the suite linear, not for conv"),
         (["--sparsities", "90/x"], r"--sparsities takes pairs in per cent such as 90/80,95/90, got '90/x'"),
         (["--sparsities", "100"], r"--sparsities takes pairs in per cent such as 90/80,95/90, got '100'"),
+        (["--sparsities", "0.9/0.8"], r"--sparsities takes pairs in per cent such as 90/80,.*got '0.9/0.8'"),
         (["--sparsities", "80/90"], r"--sparsities: the backward sparsity is at most the forward .*'80/90'"),
         (["--equal", "--sparsities", "90/80"], r"peers have one set only: .* got 90/80 %"),
         (["--json", "no/such/folder/a.json"], r"--json: the folder \S+/no/such/folder does not exist"),

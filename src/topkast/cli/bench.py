@@ -146,7 +146,8 @@ def _pair(text: str) -> Pair:
         numbers = [float(part) / 100 for part in text.split("/")]
     except ValueError:
         numbers = []
-    if len(numbers) not in (1, 2) or not all(0 <= number < 1 for number in numbers):
+    # A number between 0 and 1 is a share, as other commands take it, and not a part of a per cent.
+    if len(numbers) not in (1, 2) or not all(number == 0 or 0.01 <= number < 1 for number in numbers):
         raise ValueError(f"--sparsities takes pairs in per cent such as 90/80,95/90, got {text!r}")
     if numbers[-1] > numbers[0]:
         raise ValueError(f"--sparsities: the backward sparsity is at most the forward sparsity, got {text!r}")
