@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from topkast.core.select import (
     derive_key,
+    gather,
     generator_for,
     match,
     match_portable,
@@ -42,7 +43,7 @@ def test_top_k_equals_sorting(numbers: list[float], data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", ["normal", "ties", "constant", "tiny", "huge"])
+@pytest.mark.parametrize("kind", ["normal", "ties", "constant", "tiny", "huge", "misleading", "sorted"])
 def test_native_and_portable_agree_on_large_inputs_for_every_number_of_threads(
     dtype: torch.dtype, kind: str
 ) -> None:
@@ -56,6 +57,10 @@ def test_native_and_portable_agree_on_large_inputs_for_every_number_of_threads(
         numbers *= torch.finfo(dtype).tiny  # denormal
     elif kind == "huge":
         numbers *= torch.finfo(dtype).max / 10
+    elif kind == "misleading":
+        numbers[:: n >> 14 | 1] *= 1000  # what the native one takes its sample from
+    elif kind == "sorted":
+        numbers = numbers.sort().values
     threads = torch.get_num_threads()
     try:
         for k in (1, 17, n // 10, n // 2, n - 1):
@@ -67,8 +72,12 @@ def test_native_and_portable_agree_on_large_inputs_for_every_number_of_threads(
         torch.set_num_threads(threads)
 
 
-@given(st.sets(st.integers(0, 40), min_size=1), st.sets(st.integers(0, 40)))
-def test_match_says_what_stays_enters_and_leaves(before: set[int], after: set[int]) -> None:
+@given(
+    st.sets(st.integers(0, 40), min_size=1), st.sets(st.integers(0, 40)), st.sampled_from([0, 16, 53, 200])
+)
+def test_match_says_what_stays_enters_and_leaves(before: set[int], after: set[int], num_same: int) -> None:
+    same = {20 + i for i in range(num_same)}  # long stretches in common, as at a refresh
+    before, after = before | same, after | same
     old, new = sorted(before), sorted(after)
     tensors = torch.tensor(old, dtype=torch.int64), torch.tensor(new, dtype=torch.int64)
     for function in (match, match_portable):
@@ -80,6 +89,47 @@ def test_match_says_what_stays_enters_and_leaves(before: set[int], after: set[in
                 assert old[source[place]] == position
             else:
                 assert source[place] == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 1.0])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_long_lists_match_in_pieces_as_in_one(share: float, threads: int) -> None:
+    before = random_subset(1_000_000, 100_003, generator_for(1, 0)) + 500_000
+    stay = before[torch.rand(before.numel()) >= share]
+    for new in (random_subset(400_000, 30_000, generator_for(2, 0)), before[:0]):  # others, all smaller; none
+        for after in (
+            torch.cat([new, stay]),
+            stay,
+            torch.cat([new, stay]) + (before[-1] if share == 1 else 0),
+        ):
+            usual = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            try:
+                found = match(before, after)
+            finally:
+                torch.set_num_threads(usual)
+            for mine, expected in zip(found, match_portable(before, after), strict=True):
+                assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.complex128], ids=str
+)
+@pytest.mark.parametrize("count", [0, 1, 50_000])
+def test_gather_is_indexing(dtype: torch.dtype, count: int) -> None:
+    numbers = (1000 * torch.randn(30_000)).to(dtype)[::3]
+    places = torch.randint(10_000, (count,))
+    assert torch.equal(gather(numbers, places), numbers[places])
+
+
+@pytest.mark.parametrize("place", [-1, 4, 2**62])
+def test_gather_refuses_places_that_are_not_there(place: int) -> None:
+    with pytest.raises(
+        (ValueError, IndexError, RuntimeError), match="source must lie|out of range|not in range"
+    ):
+        gather(torch.randn(4), torch.tensor([0, place]))
+    with pytest.raises((ValueError, IndexError, RuntimeError)):
+        gather(torch.randn(0), torch.tensor([0]))
 
 
 @given(st.integers(1, 200), st.data())

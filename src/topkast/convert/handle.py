@@ -300,11 +300,11 @@ class Handle:
             agreement.share_choices(moved, ranks)
 
     def _choose(self, names: list[str]) -> Iterable[tuple[str, Sets]]:
-        moments = {name: self._moment(name) for name in names}
         if self.method.is_global:
-            return self.method.choose_together(moments).items()
-        chosen = ((name, self._choose_one(moment)) for name, moment in moments.items())
-        # What can fail is done for all before anything changes; else one by one, which takes less memory.
+            return self.method.choose_together({name: self._moment(name) for name in names}).items()
+        # One by one: with a stored reservoir a moment has θ as large as the dense weight. What can fail is
+        # done for all before anything changes.
+        chosen = ((name, self._choose_one(self._moment(name))) for name in names)
         return list(chosen) if grows_by_gradient(self.method) else chosen
 
     def _choose_one(self, moment: Moment) -> Sets:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from topkast.core.select import match
+from topkast.core.select import gather, match
 from topkast.core.sets import Sets
 from topkast.core.slots import SlotMap
 from topkast.core.weight import SparseWeight
@@ -52,7 +52,7 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     source, entering, leaving = match(old, sets.indices)
     left, left_of_a = old[leaving], old[leaving[weight.active[leaving]]]
     del old  # as long as all of B: of a large weight every such list counts
-    was_active = weight.active.index_select(0, source).index_fill_(0, entering, False)
+    was_active = gather(weight.active, source).index_fill_(0, entering, False)
     entering_a = torch.nonzero(sets.active & ~was_active).flatten()
     left_a = torch.cat([sets.indices[was_active & ~sets.active], left_of_a])
     if entering.numel() or entering_a.numel() or leaving.numel() or left_a.numel():
@@ -60,7 +60,7 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
 
     before = weight.values.numel()
     entrants = weight.reservoir.exchange(left, weight.values.detach()[leaving], sets.indices[entering])
-    values = weight.values.detach().index_select(0, source)
+    values = gather(weight.values.detach(), source)
     values[entering] = entrants if sets.fresh is None else sets.fresh.to(values)[entering]
     weight.take(values, sets)
     weight.changed.fill_(entering_a.numel() + left_a.numel())

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from topkast.core.select import match, top_k
+from topkast.core.select import gather, match, top_k
 
 
 class Theta(Protocol):
@@ -41,7 +41,7 @@ class DenseTheta:
         return top_k(self.flat, k)
 
     def at(self, positions: Tensor) -> Tensor:
-        return self.flat.index_select(0, positions)
+        return gather(self.flat, positions)
 
 
 class Reservoir(nn.Module):
@@ -151,7 +151,7 @@ class SparseTheta:
         if torch.equal(positions, self._indices):
             return self._values
         source, unknown, _ = match(self._indices, positions)
-        return self._values.index_select(0, source).index_fill_(0, unknown, 0.0)
+        return gather(self._values, source).index_fill_(0, unknown, 0.0)
 
 
 class EmptyReservoir(Reservoir):
@@ -167,7 +167,7 @@ class EmptyReservoir(Reservoir):
         return SparseTheta(self.numel, indices, values)
 
     def dense(self, indices: Tensor, values: Tensor) -> Tensor:
-        return values.new_zeros(self.numel).index_copy(0, indices.long(), values)
+        return values.new_zeros(self.numel).index_copy_(0, indices.long(), values)
 
     def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
         return leaving_values.new_zeros(entering.numel())

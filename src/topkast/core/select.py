@@ -1,4 +1,4 @@
-"""Choosing elements: exact Top-K by magnitude, and uniform random choice. Pure functions.
+"""Choosing elements: exact Top-K by magnitude, uniform random choice, what has changed. Pure functions.
 
 The order of every Top-K is: larger magnitude first, then smaller position. `torch.topk` leaves ties to
 the implementation, which would make sets differ between machines and versions.
@@ -63,6 +63,13 @@ def match_portable(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tenso
     is_gone[source[~is_new]] = False
     source = source.masked_fill(is_new, 0)
     return source, torch.nonzero(is_new).flatten(), torch.nonzero(is_gone).flatten()
+
+
+def gather(numbers: Tensor, places: Tensor) -> Tensor:
+    """``numbers[places]``, of a list of numbers; what a refresh does with everything that is as long as B."""
+    if native.can_gather(numbers, places):
+        return native.gather(numbers, places)
+    return numbers.index_select(0, places)
 
 
 def random_subset(n: int, k: int, generator: torch.Generator) -> Tensor:

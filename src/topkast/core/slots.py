@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from topkast.core.select import gather
+
 
 @dataclass(frozen=True)
 class SlotMap:
@@ -32,7 +34,7 @@ class SlotMap:
         """A tensor kept by slot, after the move; reset slots get `initial`."""
         if not self.moves and self.reset.numel() == 0:
             return tensor
-        moved = tensor.index_select(0, self.source)
+        moved = gather(tensor, self.source)
         moved[self.reset] = initial[self.reset] if isinstance(initial, Tensor) else initial
         return moved
 

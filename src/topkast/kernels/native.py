@@ -79,14 +79,31 @@ def count_at_least(numbers: Tensor, threshold: float) -> int:
 
 
 def match(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `core.select.match`: the same in two passes over both lists."""
+    """See `core.select.match`: the same in one pass over both lists, threaded."""
     assert _native is not None  # `is_present` was asked
     before, after = before.contiguous(), after.contiguous()
-    num_entering, num_leaving = _native.count_unmatched(*_buffer(before), *_buffer(after))
     source = torch.empty_like(after)
-    entering, leaving = after.new_empty(num_entering), after.new_empty(num_leaving)
-    _native.match(*(n for b in (before, after, source, entering, leaving) for n in _buffer(b)))
+    threads = threads_for(after.numel())
+    changes = _native.Changes(*_buffer(before), *_buffer(after), *_buffer(source), threads)
+    entering, leaving = after.new_empty(changes.num_entering), after.new_empty(changes.num_leaving)
+    changes.write(*_buffer(entering), *_buffer(leaving))
     return source, entering, leaving
+
+
+def can_gather(numbers: Tensor, places: Tensor) -> bool:
+    """Whether `gather` takes these tensors."""
+    is_list = numbers.ndim == 1 and numbers.element_size() in (1, 2, 4, 8)
+    has_places = places.dtype == torch.int64 and places.device.type == "cpu"
+    return is_present(numbers.device) and is_list and has_places
+
+
+def gather(numbers: Tensor, source: Tensor) -> Tensor:
+    """``numbers[source]``. Threaded: torch's `index_select` of one dimension is not."""
+    numbers, source = numbers.detach().contiguous(), source.contiguous()
+    out = torch.empty(source.numel(), dtype=numbers.dtype)
+    function = getattr(_native, f"gather_{numbers.element_size()}")
+    function(*_buffer(numbers), *_buffer(source), *_buffer(out), threads_for(source.numel()))
+    return out
 
 
 def _computed(x: Tensor) -> Tensor:

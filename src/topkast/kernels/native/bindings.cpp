@@ -13,6 +13,7 @@
 #include "bindings.hpp"
 #include "inspect.hpp"
 #include "kernels.hpp"
+#include "gather.hpp"
 #include "match.hpp"
 #include "plan.hpp"
 #include "rows.hpp"
@@ -221,19 +222,28 @@ void lookup_grad(const Table& table, Address ids, int64_t tokens, Address grad, 
                     checked<T>("dvalues", dvalues, dvalues_length, table.num_slots()), checked_threads(num_threads));
 }
 
-std::pair<int64_t, int64_t> count_positions(Address before, int64_t num_before, Address after, int64_t num_after) {
-  return count_unmatched(checked<const int64_t>("before", before, num_before, num_before), num_before,
-                         checked<const int64_t>("after", after, num_after, num_after), num_after);
+// Python takes ownership.
+Changes* make_changes(Address before, int64_t num_before, Address after, int64_t num_after, Address source,
+                      int64_t source_length, int num_threads) {
+  return new Changes(checked<const int64_t>("before", before, num_before, num_before), num_before,
+                     checked<const int64_t>("after", after, num_after, num_after), num_after,
+                     output<int64_t>("source", source, source_length, num_after), checked_threads(num_threads));
 }
 
-void match_positions(Address before, int64_t num_before, Address after, int64_t num_after, Address source,
-                     int64_t source_length, Address entering, int64_t entering_length, Address leaving,
-                     int64_t leaving_length) {
-  const auto [num_entering, num_leaving] = count_positions(before, num_before, after, num_after);
-  match(reinterpret_cast<const int64_t*>(before), num_before, reinterpret_cast<const int64_t*>(after), num_after,
-        checked<int64_t>("source", source, source_length, num_after),
-        checked<int64_t>("entering", entering, entering_length, num_entering),
-        checked<int64_t>("leaving", leaving, leaving_length, num_leaving));
+void write_changes(const Changes& changes, Address entering, int64_t num_entering, Address leaving,
+                   int64_t num_leaving) {
+  changes.write(checked<int64_t>("entering", entering, num_entering, changes.num_entering()),
+                checked<int64_t>("leaving", leaving, num_leaving, changes.num_leaving()));
+}
+
+template <typename T>
+void gather_places(Address from, int64_t num_from, Address source, int64_t count, Address out, int64_t out_length,
+                   int num_threads) {
+  if (num_from == 0 && count > 0) throw std::invalid_argument("there is nothing to gather from");
+  if (!gather(checked<const T>("from", from, num_from, num_from), num_from,
+              checked<const int64_t>("source", source, count, count), count, output<T>("out", out, out_length, count),
+              checked_threads(num_threads)))
+    throw std::invalid_argument("source must lie in [0, " + std::to_string(num_from) + ")");
 }
 
 template <typename T>
@@ -261,6 +271,11 @@ NB_MODULE(_native, m) {
   nb::class_<Rows>(m, "Rows")
       .def(nb::new_(&make_rows), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_bytes", &Rows::num_bytes);
+  nb::class_<Changes>(m, "Changes")
+      .def(nb::new_(&make_changes), nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("num_entering", &Changes::num_entering)
+      .def_prop_ro("num_leaving", &Changes::num_leaving)
+      .def("write", &write_changes, nb::call_guard<nb::gil_scoped_release>());
   m.def("few_float", &few<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("few_double", &few<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("lookup_float", &lookup<float>, nb::call_guard<nb::gil_scoped_release>());
@@ -279,8 +294,10 @@ NB_MODULE(_native, m) {
   m.def("conv_backward_double", &conv_backward<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("count_at_least_float", &count_large<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("count_at_least_double", &count_large<double>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("count_unmatched", &count_positions, nb::call_guard<nb::gil_scoped_release>());
-  m.def("match", &match_positions, nb::call_guard<nb::gil_scoped_release>());
+  m.def("gather_1", &gather_places<uint8_t>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("gather_2", &gather_places<uint16_t>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("gather_4", &gather_places<uint32_t>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("gather_8", &gather_places<uint64_t>, nb::call_guard<nb::gil_scoped_release>());
   bind_stream(m);
   m.def("inspect", &inspect_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("isa", [] { return std::string(kernels<float>().name); });

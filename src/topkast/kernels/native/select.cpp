@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 namespace topkast {
@@ -36,6 +37,39 @@ constexpr int64_t kChunk = 1 << 16;
 
 int64_t num_chunks(int64_t n) { return (n + kChunk - 1) / kChunk; }
 
+// Keys from low to high.
+template <typename K>
+struct Band {
+  K low, high;
+};
+
+// A narrow band in which the k-th largest key probably is, from a sample of the numbers: four standard deviations
+// of its rank to both sides. A sample of 2^14 has 2.5 % of all keys between them, where 20 % are wanted.
+template <typename T>
+Band<typename Key<T>::type> guess(const T* x, int64_t n, int64_t k) {
+  using K = typename Key<T>::type;
+  const int64_t stride = (n >> 14) | 1;  // odd: rows of a weight often have a power of two
+  std::vector<K> sample;
+  for (int64_t i = 0; i < n; i += stride) sample.push_back(key_of(x[i]));
+  const int64_t size = static_cast<int64_t>(sample.size());
+  const double share = double(k) / double(n);
+  const int64_t rank = static_cast<int64_t>(share * double(size));
+  const int64_t reach = static_cast<int64_t>(4 * std::sqrt(double(size) * share * (1 - share))) + 2;
+  auto larger = [](K a, K b) { return a > b; };
+  Band<K> band{0, std::numeric_limits<K>::max()};
+  auto first = sample.begin();
+  if (rank - reach >= 0) {
+    first += rank - reach;
+    std::nth_element(sample.begin(), first, sample.end(), larger);
+    band.high = *first;
+  }
+  if (rank + reach < size) {
+    std::nth_element(first, sample.begin() + rank + reach, sample.end(), larger);
+    band.low = sample[rank + reach];
+  }
+  return band;
+}
+
 // How many keys there are by their leading bits.
 template <typename T>
 std::vector<int64_t> histogram_of(const T* x, int64_t n, int num_threads) {
@@ -62,31 +96,79 @@ std::vector<int64_t> histogram_of(const T* x, int64_t n, int num_threads) {
   return histogram;
 }
 
-// A chunk's keys in one bin, and how many of its keys are in the bins above.
-template <typename K>
-struct Chunk {
-  std::vector<K> inside;
-  int64_t above = 0;
+// The same for certain, from all numbers: those that share the leading bits of the k-th largest.
+template <typename T>
+Band<typename Key<T>::type> find_band(const T* x, int64_t n, int64_t k, int num_threads) {
+  using K = typename Key<T>::type;
+  const std::vector<int64_t> histogram = histogram_of(x, n, num_threads);
+  int64_t bin = static_cast<int64_t>(histogram.size()) - 1, above = 0;
+  while (above + histogram[bin] < k) above += histogram[bin--];
+  const K low = static_cast<K>(bin) << Key<T>::shift;
+  return {low, low | ((K(1) << Key<T>::shift) - 1)};
+}
+
+// All numbers against a band: the keys within it chunk by chunk, and how many are above.
+template <typename T>
+struct Split {
+  using K = typename Key<T>::type;
+  struct Chunk {
+    std::vector<K> inside;
+    int64_t above = 0;
+  };
+  std::vector<Chunk> chunks;
+  int64_t num_inside = 0, num_above = 0;
+
+  Split(const T* x, int64_t n, Band<K> band, int num_threads) : chunks(num_chunks(n)) {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (int64_t c = 0; c < num_chunks(n); ++c) chunks[c] = split(x, c * kChunk, std::min(n, (c + 1) * kChunk), band);
+    for (const Chunk& c : chunks) {
+      num_inside += static_cast<int64_t>(c.inside.size());
+      num_above += c.above;
+    }
+  }
+
+  // In steps, without a branch per number, like `write` below.
+  static Chunk split(const T* x, int64_t first, int64_t last, Band<K> band) {
+    constexpr int64_t step = 1024;
+    K found[step];
+    Chunk chunk;
+    for (int64_t base = first; base < last; base += step) {
+      int64_t num_found = 0, above = 0;
+      for (int64_t i = base, end = std::min(last, base + step); i < end; ++i) {
+        const K key = key_of(x[i]);
+        found[num_found] = key;
+        num_found += (key >= band.low) & (key <= band.high);
+        above += key > band.high;
+      }
+      chunk.inside.insert(chunk.inside.end(), found, found + num_found);
+      chunk.above += above;
+    }
+    return chunk;
+  }
+
+  bool has_rank(int64_t k) const { return num_above < k && k <= num_above + num_inside; }
+
+  // The k-th largest key, which must be within.
+  K threshold(int64_t k) const {
+    std::vector<K> inside;
+    inside.reserve(num_inside);
+    for (const Chunk& c : chunks) inside.insert(inside.end(), c.inside.begin(), c.inside.end());
+    const auto at = inside.begin() + (k - num_above - 1);
+    std::nth_element(inside.begin(), at, inside.end(), [](K a, K b) { return a > b; });
+    return *at;
+  }
 };
 
+// Fewer numbers than this are counted at once: a sample of them would be nearly as large.
+constexpr int64_t kFew = 1 << 16;
+
 template <typename T>
-std::vector<Chunk<typename Key<T>::type>> split(const T* x, int64_t n, int64_t bin, int num_threads) {
-  using K = typename Key<T>::type;
-  std::vector<Chunk<K>> chunks(num_chunks(n));
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-  for (int64_t c = 0; c < num_chunks(n); ++c) {
-    Chunk<K> mine;
-    int64_t above = 0;
-    for (int64_t i = c * kChunk, end = std::min(n, i + kChunk); i < end; ++i) {
-      const K key = key_of(x[i]);
-      const int64_t b = key >> Key<T>::shift;
-      above += b > bin;
-      if (b == bin) mine.inside.push_back(key);
-    }
-    mine.above = above;
-    chunks[c] = std::move(mine);
+Split<T> split_at(const T* x, int64_t n, int64_t k, int num_threads) {
+  if (n >= kFew) {
+    Split<T> guessed(x, n, guess(x, n, k), num_threads);
+    if (guessed.has_rank(k)) return guessed;
   }
-  return chunks;
+  return Split<T>(x, n, find_band(x, n, k, num_threads), num_threads);
 }
 
 // Writes the positions of [first, last) whose key is at least `limit` to out. In steps, without a branch per number: at
@@ -130,23 +212,15 @@ int64_t count_at_least(const T* x, int64_t n, T threshold, int num_threads) {
   return count;
 }
 
-// A histogram of the leading bits finds the bin of the k-th largest; the keys in that bin give it exactly, and say where
-// each chunk writes. Three passes.
+// A sample says between which keys the k-th largest probably is; a pass over all numbers collects what is there, which
+// gives it exactly and says where each chunk writes. Where the sample is wrong, a histogram is made first.
 template <typename T>
 void top_k(const T* x, int64_t n, int64_t k, int64_t* out, int num_threads) {
   using K = typename Key<T>::type;
   if (k <= 0) return;
-  const std::vector<int64_t> histogram = histogram_of(x, n, num_threads);
-  int64_t bin = static_cast<int64_t>(histogram.size()) - 1, above = 0;
-  while (above + histogram[bin] < k) above += histogram[bin--];
-
-  const std::vector<Chunk<K>> chunks = split(x, n, bin, num_threads);
-  std::vector<K> inside;
-  inside.reserve(histogram[bin]);
-  for (const Chunk<K>& c : chunks) inside.insert(inside.end(), c.inside.begin(), c.inside.end());
-  const int64_t rank = k - above - 1;
-  std::nth_element(inside.begin(), inside.begin() + rank, inside.end(), [](K a, K b) { return a > b; });
-  const K threshold = inside[rank];
+  const Split<T> split = split_at(x, n, k, num_threads);
+  const K threshold = split.threshold(k);
+  const auto& chunks = split.chunks;
 
   std::vector<int64_t> larger(chunks.size() + 1, 0), equal(chunks.size() + 1, 0);
   for (size_t c = 0; c < chunks.size(); ++c) {
