@@ -151,11 +151,12 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _verdicts(all_findings: Sequence[Findings]) -> str:
-    lines = []
+    width = max((len(v.verdict) for findings in all_findings for v in findings.verdicts), default=0)
+    lines, indent = [], " " * (width + 2)
     for findings in all_findings:
         for verdict in findings.verdicts:
-            lines.append(f"{verdict.verdict:>13}  {findings.experiment.name}: {verdict.claim.words}")
-            lines += textwrap.wrap(verdict.numbers, 92, initial_indent=" " * 15, subsequent_indent=" " * 15)
+            lines.append(f"{verdict.verdict:>{width}}  {findings.experiment.name}: {verdict.claim.words}")
+            lines += textwrap.wrap(verdict.numbers, 92, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(["", *lines, tally(all_findings)])
 
 

@@ -52,7 +52,7 @@ def write(all_findings: Sequence[Findings], folder: Path, command: str) -> Path:
     content = {
         "title": f"The Top-KAST paper, reproduced at scale “{scale.name}”",
         "sentence": tally(all_findings),
-        "about": scale.about,
+        "about": f"{scale.about[0].upper()}{scale.about[1:]}.",
         "verdict_header": ["claim", "in the paper", "verdict", "numbers"],
         "verdicts": [_cells(v) for f in all_findings for v in f.verdicts],
         "experiments": [_content(f, drawings.get(f.experiment.name)) for f in all_findings],
