@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -153,10 +154,13 @@ def _wrapped(text: str) -> list[str]:
 def _verdicts(all_findings: Sequence[Findings]) -> str:
     width = max((len(v.verdict) for findings in all_findings for v in findings.verdicts), default=0)
     lines, indent = [], " " * (width + 2)
+    columns = max(width + 40, shutil.get_terminal_size((100, 24)).columns)
     for findings in all_findings:
         for verdict in findings.verdicts:
-            lines.append(f"{verdict.verdict:>{width}}  {findings.experiment.name}: {verdict.claim.words}")
-            lines += textwrap.wrap(verdict.numbers, 92, initial_indent=indent, subsequent_indent=indent)
+            claim = f"{findings.experiment.name}: {verdict.claim.words}"
+            first = f"{verdict.verdict:>{width}}  "
+            lines += textwrap.wrap(claim, columns, initial_indent=first, subsequent_indent=indent)
+            lines += textwrap.wrap(verdict.numbers, columns, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(["", *lines, tally(all_findings)])
 
 
