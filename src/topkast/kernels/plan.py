@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from topkast.kernels.positions import fingerprint, index_dtype
+from topkast.kernels.positions import fingerprint, glance, index_dtype
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class Pattern:
             return entries
         return entries.new_zeros(num_slots).index_copy_(0, self.slots, entries)
 
+
+# All of the content is looked at in one of so many uses, a sample of it in every one.
+_USES_PER_LOOK = 16
 
 _handles = itertools.count()
 _living: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
@@ -109,7 +112,13 @@ class Plan:
     def _look_at(self, indices: Tensor, active: Tensor) -> None:
         """Takes these buffers, whose present content is that of this Plan, for its own."""
         self._indices, self._active = indices, active
-        self._versions = (indices._version, active._version)
+        self._versions = (_version(indices), _version(active))
+        self._glance = glance(indices, active)
+        self._num_uses = 0
+
+    def _is_unwritten(self) -> bool:
+        """Whether the version counters are where they were."""
+        return self._versions == (_version(self._indices), _version(self._active))
 
     def _is_content_of(self, indices: Tensor, active: Tensor) -> bool:
         if (indices.device, indices.dtype) != (self.device, self._indices.dtype):
@@ -120,12 +129,19 @@ class Plan:
             return False
 
     def describes(self, indices: Tensor, active: Tensor, *, explores: bool) -> bool:
-        """Whether this Plan stands for these sets (their content, not their identity)."""
+        """Whether this Plan stands for these sets (their content, not their identity).
+
+        Versions and a sample of the content tell that buffers were replaced. A write of single elements that
+        no version counts (`.data`) is seen after at most 16 uses; until then the Plan computes with the sets
+        that it was checked with.
+        """
         if explores != self.explores:
             return False
         is_same = indices is self._indices and active is self._active
-        if is_same and self._versions == (indices._version, active._version):
-            return True
+        if is_same and self._is_unwritten() and self._glance == glance(indices, active):
+            self._num_uses += 1
+            if self._num_uses % _USES_PER_LOOK or indices.device.type != "cpu":
+                return True
         if indices.numel() != self.num_slots or not self._is_content_of(indices, active):
             return False
         self._look_at(indices, active)
@@ -137,6 +153,8 @@ class Plan:
         Raises:
             RuntimeError: The buffers it was made from have another content by now.
         """
+        if self._is_unwritten():  # of what no counter sees, `describes` knew in the forward pass
+            return
         if not self.describes(self._indices, self._active, explores=self.explores):
             raise RuntimeError(
                 "the sets of a sparse weight (its indices and active) were changed after this Plan was made; "
@@ -230,6 +248,11 @@ class Plan:
     def _pattern(self, positions: Tensor, slots: Tensor | None) -> Pattern:
         rows, columns = positions // self.num_columns, positions % self.num_columns
         return _csr(rows, columns, slots, (self.num_rows, self.num_columns))
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; those made in inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _csr(major: Tensor, minor: Tensor, slots: Tensor | None, shape: tuple[int, int]) -> Pattern:

@@ -50,6 +50,14 @@ uint64_t inspect_positions(Address positions, int index_bytes, Address active, i
   throw std::invalid_argument("indices must be int32 or int64");
 }
 
+uint64_t glance_at(Address positions, int index_bytes, Address active, int64_t num_slots) {
+  if (num_slots < 0) throw std::invalid_argument("a size must not be negative");
+  if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
+  if (index_bytes != 4 && index_bytes != 8) throw std::invalid_argument("indices must be int32 or int64");
+  return glance(reinterpret_cast<const void*>(positions), index_bytes, reinterpret_cast<const uint8_t*>(active),
+                num_slots);
+}
+
 // The matrices of a convolution's Plan do not all have the sizes that the products of a linear layer take for granted.
 void checked_linear(const Plan& plan) {
   if (plan.taps() != 1) throw std::invalid_argument("this Plan is for a convolution with more than one tap");
@@ -300,5 +308,6 @@ NB_MODULE(_native, m) {
   m.def("gather_8", &gather_places<uint64_t>, nb::call_guard<nb::gil_scoped_release>());
   bind_stream(m);
   m.def("inspect", &inspect_positions, nb::call_guard<nb::gil_scoped_release>());
+  m.def("glance", &glance_at);
   m.def("isa", [] { return std::string(kernels<float>().name); });
 }

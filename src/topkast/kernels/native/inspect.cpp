@@ -41,6 +41,19 @@ uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, i
   return fingerprint(positions, num_slots * static_cast<int64_t>(sizeof(Index)), seed);
 }
 
+uint64_t glance(const void* positions, int64_t index_bytes, const uint8_t* active, int64_t num_slots) {
+  const char* from = static_cast<const char*>(positions);
+  const int64_t length = num_slots <= glance_blocks * glance_length ? num_slots : glance_length;
+  const int64_t blocks = length == 0 ? 0 : length == num_slots ? 1 : glance_blocks;
+  uint64_t seed = static_cast<uint64_t>(num_slots);
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t first = blocks == 1 ? 0 : (num_slots - length) * i / (blocks - 1);
+    seed = fingerprint(active + first, length, seed);
+    seed = fingerprint(from + first * index_bytes, length * index_bytes, seed);
+  }
+  return seed;
+}
+
 template uint64_t inspect(int64_t, const int32_t*, const uint8_t*, int64_t);
 template uint64_t inspect(int64_t, const int64_t*, const uint8_t*, int64_t);
 
