@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import topkast
@@ -132,3 +134,33 @@ def test_the_dense_model_is_exported_with_any_batch_size() -> None:
     ids = torch.randint(20, (5, 7))
     torch.testing.assert_close(program.module()(ids), model(ids), rtol=1e-4, atol=1e-5)
     assert not any("topkast" in str(node.target) for node in program.graph.nodes)
+
+
+def _onnx(model: nn.Module, x: Tensor) -> None:
+    torch.onnx.export(model, (x,), io.BytesIO(), dynamo=False)
+
+
+RECORDERS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "torch.jit.trace": torch.jit.trace,
+    "make_fx": lambda model, x: make_fx(model)(x),
+    "TorchScript ONNX": _onnx,
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("recorder", RECORDERS)
+@pytest.mark.parametrize("kind", ["linear", "conv", "embedding"])
+def test_what_would_record_a_wrong_graph_is_refused(
+    kind: str, recorder: str, grad: bool, engine: str
+) -> None:
+    layers = {"linear": nn.Linear(6, 5), "conv": nn.Conv2d(2, 3, 3), "embedding": nn.Embedding(9, 4)}
+    inputs = {"linear": torch.randn(2, 6), "conv": torch.randn(2, 2, 5, 5), "embedding": torch.arange(6)}
+    model = nn.Sequential(layers[kind])
+    topkast.sparsify(model, topkast.TopKAST(0.8, 0.5), engine=engine)
+    message = r"the sparse layer '0' cannot be recorded by .*`topkast.densify\(model\)`.*torch.export"
+    with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match=message):
+        RECORDERS[recorder](model, inputs[kind])
+    if recorder == "torch.jit.trace":  # the way out
+        traced = torch.jit.trace(topkast.densify(model), inputs[kind])
+        torch.testing.assert_close(traced(inputs[kind]), model(inputs[kind]), rtol=1e-5, atol=1e-6)

@@ -53,11 +53,25 @@ def embedding(
 
 
 def _check_transforms(weight: SparseWeight) -> None:
-    """Raises within `torch.func.grad`, `vmap` and the like: kernels do not see through their tensors."""
+    """Raises where kernels do not see through the tensors: torch.func's transforms, and recorders."""
+    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+        _check_recorders(weight)
     if _functorch.maybe_current_level() is not None:
         raise RuntimeError(
             f"the sparse layer {weight.name!r} cannot take part in torch.func's transforms (grad, vmap, "
             "jacrev, …); torch.func.functional_call alone works, together with torch.autograd.grad"
+        )
+
+
+def _check_recorders(weight: SparseWeight) -> None:
+    """Raises within what records tensor operations and would miss ours: the record would be wrong."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    if torch._C._get_tracing_state() is not None or get_proxy_mode() is not None:
+        raise RuntimeError(
+            f"the sparse layer {weight.name!r} cannot be recorded by torch.jit.trace, make_fx or the "
+            "TorchScript ONNX exporter, which do not see its kernels. Record `topkast.densify(model)`, a "
+            "plain torch copy; or use torch.export or torch.compile, which know sparse layers"
         )
 
 
