@@ -7,6 +7,8 @@ from importlib.metadata import version
 
 from topkast import distributed, models, nn
 from topkast.convert import Handle, densify, sparsify
+from topkast.convert.followers import SlotAverageWarning
+from topkast.convert.reminders import NoPenaltyWarning, NotAttachedWarning
 from topkast.core.initial import Normal, TruncatedNormal, Uniform
 from topkast.kernels.memory import keep_freed_memory
 from topkast.methods import (
@@ -36,9 +38,12 @@ __all__ = [
     "Dense",
     "Handle",
     "Method",
+    "NoPenaltyWarning",
     "Normal",
+    "NotAttachedWarning",
     "Pruning",
     "RigL",
+    "SlotAverageWarning",
     "Static",
     "TopKAST",
     "TruncatedNormal",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -233,3 +234,300 @@ def test_of_a_wrapped_optimizer_the_one_within_is_attached() -> None:
     sparse.detach(wrapped)
     inner.step()
     assert steps(sparse) == {1}
+
+
+# ---- steps are counted once --------------------------------------------------------------------------------
+
+
+class Clipped(torch.optim.Adam):
+    """Calls its base's step: torch calls the hooks for both, once the base was instantiated."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        if self.fails:
+            raise ArithmeticError("the step failed")
+        for group in self.param_groups:
+            nn.utils.clip_grad_norm_(group["params"], 1.0)
+        return super().step(closure)
+
+
+def test_a_step_that_calls_its_base_counts_once() -> None:
+    torch.optim.Adam([nn.Parameter(torch.zeros(1))])  # anywhere before in the process
+    model, sparse = setup(refresh_every=1)
+    optimizer = sparse.attach(Clipped(model.parameters(), lr=0.1))
+    for step in range(4):
+        loss_of(model).backward()
+        if step == 2:  # a step that ends with an error must not be remembered as one that goes on
+            optimizer.fails = True
+            with pytest.raises(ArithmeticError):
+                optimizer.step()
+            optimizer.fails = False
+        optimizer.step()
+        assert steps(sparse) == {step + 1}
+
+
+def test_one_optimizer_drives_one_handle() -> None:
+    model, sparse = setup(refresh_every=1)
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    other = topkast.Handle(model, sparse.method)
+    with pytest.raises(ValueError, match="attached already, perhaps by another handle of this model"):
+        other.attach(optimizer)
+    loss_of(model).backward()
+    optimizer.step()
+    assert steps(sparse) == {1}
+    other.detach(optimizer)  # for whoever has lost the first handle
+    other.attach(optimizer)
+    optimizer.step()
+    assert steps(sparse) == {2}
+
+
+def test_a_handle_and_optimizer_that_nobody_holds_any_more_are_no_obstacle() -> None:
+    model, sparse = setup(refresh_every=1)
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    method = sparse.method
+    del sparse, optimizer
+    other = topkast.Handle(model, method)
+    other.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+# ---- parameter groups that change -----------------------------------------------------------------------------
+
+
+def test_a_group_that_is_added_later_is_refreshed_too() -> None:
+    model, sparse = setup(refresh_every=1)
+    optimizer = sparse.attach(torch.optim.SGD(model[0].parameters(), lr=0.3))
+    for step in range(4):
+        if step == 2:
+            optimizer.add_param_group({"params": list(model[2].parameters())})
+        loss_of(model).backward()
+        optimizer.step()
+        model.zero_grad()
+    assert [w.steps for w in sparse.weights.values()] == [4, 2]
+    weight = sparse.weights["2"]
+    order = weight.theta().flatten().abs().sort(descending=True, stable=True).indices
+    assert set(order[: weight.counts.forward].tolist()) == set(weight.indices[weight.active].tolist())
+
+
+def test_a_group_that_is_taken_away_lets_its_layers_go() -> None:
+    model, sparse = setup(refresh_every=1)
+    groups = [{"params": list(model[i].parameters())} for i in (0, 2)]
+    optimizer = sparse.attach(torch.optim.AdamW(groups, lr=0.1))
+    for step in range(4):
+        if step == 2:
+            del optimizer.param_groups[1]
+        loss_of(model).backward()
+        optimizer.step()
+        model.zero_grad()
+    assert [w.steps for w in sparse.weights.values()] == [4, 2]
+    sparse.attach(torch.optim.SGD(model[2].parameters(), lr=0.1))  # nobody has it any more
+
+
+def test_a_group_that_cannot_be_taken_is_refused_before_the_step() -> None:
+    model, sparse = setup(refresh_every=1)
+    first = sparse.attach(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    sparse.attach(torch.optim.SGD(model[2].parameters(), lr=0.1))
+    first.add_param_group({"params": list(model[2].parameters())})
+    before = copy.deepcopy(model.state_dict())
+    loss_of(model).backward()
+    with pytest.raises(ValueError, match="the values of layer '2' belong to an optimizer that is attached"):
+        first.step()
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items() if "choices" not in k)
+
+
+# ---- states that are loaded early, or of two models --------------------------------------------------------------
+
+
+def test_a_state_loaded_before_attaching_is_checked_all_the_same() -> None:
+    model, sparse = setup(refresh_every=1)
+    optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.1))
+    for _ in range(5):
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    saved = {"model": copy.deepcopy(model.state_dict()), "optimizer": copy.deepcopy(optimizer.state_dict())}
+
+    for is_whole in (True, False):
+        other, its_sparse = setup(refresh_every=1)
+        its_optimizer = torch.optim.AdamW(other.parameters(), lr=0.1)
+        its_optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
+        its_sparse.attach(its_optimizer)
+        if is_whole:
+            other.load_state_dict(saved["model"])
+        loss_of(other).backward()
+        if is_whole:
+            its_optimizer.step()
+            assert "topkast" not in its_optimizer.param_groups[0]
+        else:
+            with pytest.raises(RuntimeError, match="saved with other sets than layer '0' has now"):
+                its_optimizer.step()
+
+
+def test_the_tags_of_version_0_1_are_still_read() -> None:
+    model, sparse = setup(refresh_every=1)
+    optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.1))
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        del group["topkast"]
+    optimizer.load_state_dict({**saved, "topkast": {"0": "0123456789abcdef"}})
+    loss_of(model).backward()
+    with pytest.raises(RuntimeError, match="saved with other sets than layer '0' has now"):
+        optimizer.step()
+
+
+def test_two_models_with_the_same_names_share_an_optimizer() -> None:
+    def build(seed: int) -> tuple[list[nn.Module], torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        parts = [setup(refresh_every=1) for _ in range(2)]
+        optimizer = torch.optim.Adam([p for model, _ in parts for p in model.parameters()], lr=0.1)
+        for _, sparse in parts:
+            sparse.attach(optimizer)
+        return [model for model, _ in parts], optimizer
+
+    models, optimizer = build(0)
+    for _ in range(3):
+        sum(loss_of(model) for model in models).backward()  # type: ignore[union-attr]
+        optimizer.step()
+    others, its_optimizer = build(1)
+    for model, other in zip(models, others, strict=True):
+        other.load_state_dict(model.state_dict())
+    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    its_optimizer.zero_grad()
+    sum(loss_of(model) for model in others).backward()  # type: ignore[union-attr]
+    its_optimizer.step()
+
+    others, its_optimizer = build(1)
+    others[0].load_state_dict(models[0].state_dict())  # the second model's is forgotten
+    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    sum(loss_of(model) for model in others).backward()  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="saved with other sets"):
+        its_optimizer.step()
+
+
+# ---- what is frozen --------------------------------------------------------------------------------------------
+
+FROZEN_METHODS = [
+    topkast.TopKAST(0.8, 0.5, refresh_every=1),
+    topkast.SET(0.8, update_every=1),
+    topkast.RigL(0.8, update_every=1, t_end=100),
+    topkast.SNFS(0.8, update_every=1, t_end=100, redistributes=False),
+    topkast.DeepR(0.8),
+    topkast.DNW(0.8),
+    topkast.Pruning(0.8, begin=0, end=4, update_every=1),
+]
+
+
+@pytest.mark.parametrize("method", FROZEN_METHODS, ids=lambda m: type(m).__name__)
+def test_a_frozen_layer_is_left_alone(method: topkast.Method) -> None:
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
+    sparse = topkast.sparsify(model, method)
+    optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.1))
+    for step in range(6):
+        if step == 2:
+            model[0].requires_grad_(False)
+            optimizer.zero_grad()
+            before = copy.deepcopy(model[0].state_dict())
+            other = sparse.weights["2"].theta()
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = model[0].state_dict()
+    kept = [k for k in before if k not in ("weight.step", "weight.choices")]
+    assert all(torch.equal(after[k], before[k]) for k in kept)
+    assert not torch.equal(sparse.weights["2"].theta(), other)
+
+
+def test_a_method_that_moves_budgets_refuses_frozen_layers() -> None:
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=1, scope="global"))
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    model[0].requires_grad_(False)
+    loss_of(model).backward()
+    with pytest.raises(RuntimeError, match=r"layer '0' is frozen .* moves budgets between layers"):
+        optimizer.step()
+
+
+# ---- what is forgotten -------------------------------------------------------------------------------------------
+
+
+def test_training_without_an_attached_optimizer_is_reminded_of_once() -> None:
+    model, sparse = setup()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(40):
+        loss = loss_of(model)
+        if step == 19:
+            with pytest.warns(
+                topkast.NotAttachedWarning, match="has had 20 backward passes, but no optimizer"
+            ):
+                loss.backward()
+        else:
+            loss.backward()
+        optimizer.step()
+    assert steps(sparse) == {0}
+
+
+def test_nobody_is_reminded_who_attached_or_needs_not() -> None:
+    for method in (topkast.Static(0.8), topkast.TopKAST(0.8, 0.5)):
+        model = nn.Sequential(nn.Linear(8, 12))
+        sparse = topkast.sparsify(model, method)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if isinstance(method, topkast.TopKAST):
+            sparse.attach(optimizer)
+        for _ in range(25):
+            loss_of(model).backward()
+            optimizer.step()
+
+
+def test_the_penalty_is_reminded_of_once_at_the_first_refresh() -> None:
+    def train(asked: str) -> None:
+        model, sparse = setup(refresh_every=2)
+        optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        if asked == "off":
+            sparse.expects_penalty = False
+        for _ in range(6):
+            loss = loss_of(model)
+            (loss + 1e-4 * sparse.penalty() if asked == "loss" else loss).backward()
+            if asked == "gradient":
+                sparse.add_penalty_gradient(1e-4)
+            optimizer.step()
+
+    with pytest.warns(topkast.NoPenaltyWarning, match=r"`1e-4 \* sparse.penalty\(\)`") as seen:
+        train("never")
+    assert len(seen) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for asked in ("loss", "gradient", "off"):
+            train(asked)
+
+
+def test_refreshing_by_hand_beside_an_unattached_optimizer_is_refused() -> None:
+    model, sparse = setup()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    sparse.refresh()  # nothing has been trained yet
+    loss_of(model).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="layer '0' was trained without an attached optimizer"):
+        sparse.refresh()
+    sparse.refresh(without_optimizer=True)
+    sparse.attach(optimizer)
+    loss_of(model).backward()
+    optimizer.step()
+    sparse.refresh()
+
+
+def test_model_optimizer_and_handle_copied_together_go_on_together() -> None:
+    model, sparse = setup(refresh_every=1)
+    optimizer = sparse.attach(torch.optim.Adam(model.parameters(), lr=0.1))
+    loss_of(model).backward()
+    optimizer.step()
+    twin, its_optimizer, its_sparse = copy.deepcopy((model, optimizer, sparse))
+    for net, opt in ((model, optimizer), (twin, its_optimizer)):
+        torch.manual_seed(1)
+        for _ in range(3):
+            opt.zero_grad()
+            loss_of(net).backward()
+            opt.step()
+    assert steps(its_sparse) == {4}
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[key])

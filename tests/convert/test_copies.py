@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -201,3 +202,143 @@ def test_buffers_changed_behind_the_back_are_checked_again() -> None:
     weight.indices[0] = 0
     weight.indices.sort()
     assert model(x).shape == before.shape
+
+
+def _assign(mine: nn.Parameter, its: nn.Parameter) -> None:
+    mine.data = 0.9 * mine.data + 0.1 * its.data
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        _assign,
+        lambda mine, its: mine.data.mul_(0.9).add_(its.data, alpha=0.1),
+        lambda mine, its: mine.data.copy_(0.5 * its.data),
+    ],
+)
+def test_an_average_written_behind_the_version_counter_is_refused(write: Callable[..., None]) -> None:
+    """Momentum encoders and target networks write so."""
+    model, sparse, optimizer = setup(refresh_every=3)
+    target = copy.deepcopy(model)
+    for i in range(2):
+        step(model, optimizer, i)
+        for mine, its in zip(target.parameters(), model.parameters(), strict=True):
+            write(mine, its)
+    with pytest.raises(RuntimeError, match="a copy of layer '0' has been written to since it was copied"):
+        step(model, optimizer)
+    target.load_state_dict(model.state_dict())  # a hard update brings the sets along
+    sparse.refresh()
+
+
+def test_a_copy_that_is_only_cast_or_moved_is_no_average() -> None:
+    model, sparse, _ = setup()
+    copy.deepcopy(model).double()
+    twin = copy.deepcopy(model).to(torch.bfloat16)
+    sparse.refresh()
+    with torch.no_grad():
+        twin[0].weight.values.mul_(0.5)
+    twin.float()
+    with pytest.raises(RuntimeError, match="has been written to"):
+        sparse.refresh()
+
+
+class ShadowParameters:
+    """An average as a list of clones, as torch_ema and many loops keep it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow_params = [p.clone().detach() for p in model.parameters() if p.requires_grad]
+
+    def update(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            for shadow, p in zip(self.shadow_params, model.parameters(), strict=True):
+                shadow.lerp_(p, 0.1)
+
+
+def test_a_list_of_clones_that_is_averaged_is_noticed() -> None:
+    model, _, optimizer = setup(refresh_every=1)
+    snapshot = [p.detach().clone() for p in model.parameters()]
+    for i in range(20):  # a snapshot that stays as it is is no average
+        step(model, optimizer, i)
+    del snapshot
+    model, _, optimizer = setup(refresh_every=1)
+    average = ShadowParameters(model)
+
+    def train() -> None:
+        for i in range(20):
+            step(model, optimizer, i)
+            average.update(model)
+
+    message = r"as long as the values of layer '0' .*handle.follow"
+    with pytest.warns(topkast.SlotAverageWarning, match=message) as seen:
+        train()
+    assert sum(w.category is topkast.SlotAverageWarning for w in seen) == 1
+
+
+def test_a_followed_list_of_clones_stays_with_its_weights() -> None:
+    """With a learning rate of zero nothing moves, so that an average is what is averaged."""
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
+    method = topkast.TopKAST(0.8, 0.5, refresh_every=1, exploration="random")
+    sparse = topkast.sparsify(model, method)
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.0))
+    average = ShadowParameters(model)
+    sparse.follow(average.shadow_params)
+    first = sparse.weights["0"].indices.clone()
+    for i in range(20):
+        step(model, optimizer, i)
+        average.update(model)
+    assert not torch.equal(sparse.weights["0"].indices, first)
+    for shadow, p in zip(average.shadow_params, model.parameters(), strict=True):
+        torch.testing.assert_close(shadow, p.detach())
+
+
+def test_follow_wants_one_tensor_for_each_parameter() -> None:
+    model, sparse, _ = setup()
+    with pytest.raises(ValueError, match=r"one for each of the model's parameters, .* \(4 of them\), got 1"):
+        sparse.follow([torch.zeros(3)])
+    with pytest.raises(ValueError, match="these are the model's own parameters"):
+        sparse.follow(model.parameters())
+
+
+@pytest.mark.parametrize("engine", ["native", "csr", "masked", "auto"])
+def test_buffers_written_through_data_give_new_results(engine: str) -> None:
+    """Federated and averaging code copies all parameters and buffers that way."""
+    x = torch.randn(4, 8)
+    networks = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
+        topkast.sparsify(model, topkast.TopKAST(0.8, 0.5), engine=engine)
+        model(x).sum().backward()  # its Plans are made
+        networks.append(model)
+    mine, other = networks
+    for a, b in zip(
+        (*mine.buffers(), *mine.parameters()), (*other.buffers(), *other.parameters()), strict=True
+    ):
+        a.data.copy_(b.data)
+    assert torch.equal(mine(x), other(x))
+    mine[0].weight.indices.data[0] = 10**6  # and hostile ones are still not let through
+    with pytest.raises(ValueError, match=r"layer '0': indices must lie in \[0, 96\), got 1000000"):
+        mine(x)
+
+
+@pytest.mark.parametrize("engine", ["native", "csr", "masked", "auto"])
+def test_models_made_cast_or_copied_in_inference_mode(engine: str) -> None:
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
+        topkast.sparsify(model, topkast.TopKAST(0.8, 0.5), engine=engine)
+        return model
+
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        expected = build()(x)
+    with torch.inference_mode():
+        made = build()
+        copied = copy.deepcopy(build())
+        cast = build().double().float()
+        for model in (made, copied, cast, copy.deepcopy(made)):
+            torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
+        made[0].weight.active.copy_(made[0].weight.active.flip(0))  # nobody counts writes here
+        torch.testing.assert_close(made(x), topkast.densify(made)(x))
+    with torch.no_grad():
+        torch.testing.assert_close(cast(x), expected, rtol=1e-5, atol=1e-6)

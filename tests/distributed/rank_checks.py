@@ -119,7 +119,9 @@ def assert_alike(mine: Training, other: Training) -> None:
         else:
             assert torch.equal(tensor, theirs[name]), name
     ours, theirs = mine.optimizer.state_dict(), other.optimizer.state_dict()
-    assert ours["topkast"] == theirs["topkast"]
+    tags = [[group["topkast"] for group in state["param_groups"]] for state in (ours, theirs)]
+    assert tags[0] == tags[1]
+    assert any(tag is not None for tag in tags[0][0])
     for key, state in ours["state"].items():
         for name, entry in state.items():
             torch.testing.assert_close(entry, theirs["state"][key][name], rtol=1e-7, atol=1e-13, msg=name)
@@ -395,8 +397,40 @@ def skipped_steps_are_skipped_by_all(rank: int, folder: Path) -> None:
     assert training.sparse.weights["mid"].steps == 3
 
 
+@check
+def join_is_refused_at_once(rank: int, folder: Path) -> None:
+    """A rank that has run out of data would be waited for at the next refresh."""
+    for method in ("TopKAST", "Static"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 12))
+        sparse = topkast.sparsify(model, METHODS[method]())
+        wrapped = DistributedDataParallel(model)
+        optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def train(count: int, wrapped: nn.Module = wrapped, optimizer: Any = optimizer) -> None:
+            for _ in range(count):
+                wrapped(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        if method == "Static":  # which refreshes nothing
+            with wrapped.join():
+                train(2 + rank)
+            continue
+        message = r"cannot be trained within DistributedDataParallel's join\(\).*throw_on_early_termination"
+        with pytest.raises(RuntimeError, match=message), wrapped.join():
+            train(2 + rank)
+        with (
+            pytest.raises(RuntimeError, match="exhausted all inputs|exhausted inputs"),
+            wrapped.join(throw_on_early_termination=True),
+        ):
+            train(3 + rank)
+        assert {w.steps for w in sparse.weights.values()} == {3}
+
+
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", topkast.NoPenaltyWarning)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

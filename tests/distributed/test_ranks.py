@@ -56,3 +56,31 @@ def test_two_ranks(results: list[dict[str, str | None]], subtests: pytest.Subtes
         with subtests.test(msg=name):
             for rank, result in enumerate(results):
                 assert result[name] is None, f"rank {rank}: {result[name]}"
+
+
+UNEVEN = """
+import datetime, sys, torch, torch.distributed as dist, topkast
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/uneven", rank=rank, world_size=2,
+                        timeout=datetime.timedelta(seconds=20))
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 12))
+sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=1))
+sparse.expects_penalty = False
+optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range(2 + 2 * rank):  # the same data on both, so that nothing but the number differs
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_rank_that_takes_more_steps_is_told_so(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", UNEVEN, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert processes[0].returncode == 0, errors[0]
+    assert "All ranks must take the same number of steps" in errors[1]

@@ -73,15 +73,16 @@ def test_rigl_grows_the_top_k_of_the_true_dense_gradient(micro_batches: int) -> 
 
 def _step_with_snapshot(training: Training, snapshot: dict[str, dict[int, float]]) -> None:
     """An optimizer step; `snapshot` gets θ on B as the optimizer left it, before the sets were chosen."""
-    choose = training.sparse._refresh
+    driver = training.sparse._driver
+    choose = driver.refresh
 
     def spy(*arguments: object) -> None:
         snapshot.update(members(training))
         choose(*arguments)  # pyright: ignore[reportArgumentType]
 
-    training.sparse._refresh = spy  # pyright: ignore[reportAttributeAccessIssue]
+    driver.refresh = spy  # pyright: ignore[reportAttributeAccessIssue]
     training.optimizer.step()
-    del training.sparse._refresh
+    del driver.refresh
 
 
 def test_a_step_that_a_scaler_skips_leaves_no_trace_in_the_grown_elements() -> None:

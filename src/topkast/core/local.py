@@ -82,6 +82,27 @@ def _check_names(ranks: Ranks, is_same: bool) -> None:
         raise ValueError("the models of the ranks differ in what they are made of: build the same on each")
 
 
+def refuse_join(model: nn.Module) -> Any:
+    """Lets the model's forward pass raise within DistributedDataParallel's `join()`.
+
+    There, a rank that runs out of data answers the others' gradients only: it would neither step nor refresh,
+    and they would wait for it at their next refresh. Returns the hook.
+    """
+    return model.register_forward_pre_hook(_check_join)
+
+
+def _check_join(*_: Any) -> None:
+    wrapper = DistributedDataParallel._get_active_ddp_module()
+    config = getattr(wrapper, "_join_config", None)
+    if config is not None and config.enable and not config.throw_on_early_termination:
+        raise RuntimeError(
+            "a sparse model cannot be trained within DistributedDataParallel's join(): a rank that has run "
+            "out of data takes no steps, and the others would wait for it at the next refresh. Give all "
+            "ranks the same number of batches (DistributedSampler, drop_last), or stop all of them "
+            "together with join(throw_on_early_termination=True)"
+        )
+
+
 def why_sharded(weight: SparseWeight) -> str | None:
     """Says how `values` was split between ranks, or None if this process has all of it."""
     values: Any = weight.values

@@ -39,19 +39,22 @@ class Ranks:
 
     def mean_(self, tensor: Tensor) -> Tensor:
         """The mean over ranks, in place; the same bits on each. `tensor` is contiguous."""
-        dist.all_reduce(tensor, group=self._group)
+        with _waiting():
+            dist.all_reduce(tensor, group=self._group)
         return tensor.div_(self.count)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have one shape, by rank."""
         everyone = [torch.empty_like(tensor) for _ in range(self.count)]
-        dist.all_gather(everyone, tensor.contiguous(), group=self._group)
+        with _waiting():
+            dist.all_gather(everyone, tensor.contiguous(), group=self._group)
         return everyone
 
     def largest(self, numbers: list[int], device: torch.device | str = "cpu") -> list[int]:
         """The largest of each number over ranks."""
         tensor = torch.tensor(numbers, dtype=torch.int64, device=device)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        with _waiting():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return tensor.tolist()
 
     def from_first(self, thing: Any) -> Any:
@@ -69,6 +72,19 @@ class Ranks:
     def _first(self) -> int:
         """The first rank of the group, as numbered among all processes."""
         return 0 if self._group is None else dist.get_global_rank(self._group, 0)
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """Says what it means when the others do not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            "a rank waited for the others in vain: one has ended, or does something else. All ranks must "
+            "take the same number of steps, so give each the same number of batches (DistributedSampler, "
+            f"drop_last). What was reported: {error}"
+        ) from error
 
 
 def together(group: Group = None) -> Ranks | None:

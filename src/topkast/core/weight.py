@@ -18,6 +18,7 @@ from topkast.core.loading import check_state
 from topkast.core.reservoir import Reservoir, Theta
 from topkast.core.resize import resize_
 from topkast.core.sets import Counts, Sets
+from topkast.core.slots import checksum
 from topkast.kernels.auto import NUM_SIZES, Auto
 from topkast.kernels.engine import Engine
 from topkast.kernels.engines import ENGINES
@@ -109,8 +110,9 @@ class SparseWeight(nn.Module):
         self.wants_gradient: Callable[[int], bool] | None = None
         self.number = register(self)
         self._step_read: tuple[int, int] | None = None
+        self._driver: weakref.ref[Any] | None = None
         self._copies: weakref.WeakSet[SparseWeight] = weakref.WeakSet()
-        self._version_when_copied: int | None = None
+        self._content_when_copied: int | None = None
 
     # ---- what it looks like -------------------------------------------------------------------
 
@@ -138,11 +140,22 @@ class SparseWeight(nn.Module):
 
     @property
     def steps(self) -> int:
-        """`step` as a number; read from the device only when the buffer was written."""
+        """`step` as a number; from a device only when the buffer was written, since reading it waits."""
+        if self.step.device.type == "cpu":
+            return int(self.step)
         version = self.step._version
         if self._step_read is None or self._step_read[0] != version:
             self._step_read = (version, int(self.step))
         return self._step_read[1]
+
+    @property
+    def driver(self) -> Any:
+        """The attachment of the optimizer that trains it, or None; see `convert.attach`."""
+        return None if self._driver is None else self._driver()
+
+    @driver.setter
+    def driver(self, attachment: Any) -> None:
+        self._driver = None if attachment is None else weakref.ref(attachment)
 
     @property
     def explores(self) -> bool:
@@ -312,8 +325,9 @@ class SparseWeight(nn.Module):
             "wants_gradient",
             "number",
             "_step_read",
+            "_driver",
             "_copies",
-            "_version_when_copied",
+            "_content_when_copied",
         ):
             state.pop(derived, None)
         return state
@@ -326,24 +340,32 @@ class SparseWeight(nn.Module):
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        twin._version_when_copied = twin.values._version
+        twin._content_when_copied = checksum(twin.values)
         self._copies.add(twin)
         return twin
 
     def settle(self) -> None:
         """Marks the present values as this object's own: what was written so far was not an average."""
-        self._version_when_copied = None
+        self._content_when_copied = None
+
+    def _was_written(self) -> bool:
+        """Whether this is a copy whose values were written to, also through `.data`, and not loaded."""
+        content = self._content_when_copied
+        return content is not None and content != checksum(self.values)
+
+    def _mark(self, was_written: bool) -> None:
+        """Takes the present values for those that were copied, unless they were others before."""
+        if self._content_when_copied is not None and not was_written:
+            self._content_when_copied = checksum(self.values)
 
     def slot_averages(self) -> list[SparseWeight]:
         """Living copies of this weight whose values were written since: averages kept by slot."""
-        return [
-            twin
-            for twin in self._copies
-            if twin._version_when_copied is not None and twin._version_when_copied != twin.values._version
-        ]
+        return [twin for twin in self._copies if twin._was_written()]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> SparseWeight:
+        was_written = self._was_written()
         super()._apply(fn, recurse)
+        self._mark(was_written)
         self._plan = None
         return self
 
@@ -358,8 +380,7 @@ class SparseWeight(nn.Module):
         self._fit(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
         self._count()
-        if self._version_when_copied is not None:
-            self._version_when_copied = self.values._version
+        self._mark(was_written=False)
 
     def _fit(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """Takes on the length of a state that is about to be loaded, where lengths may change."""

@@ -59,6 +59,16 @@ class Method(ABC):
     # ---- what it needs --------------------------------------------------------------------------------
 
     @property
+    def refreshes(self) -> bool:
+        """Whether sets are ever chosen anew, so that somebody has to drive the schedule."""
+        return True
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether its regulariser is the exploration penalty; others have plain weight decay."""
+        return False
+
+    @property
     def fetches(self) -> bool:
         """Whether elements of C may enter B later with a value of their own, so that C has to be known."""
         return True
@@ -140,6 +150,10 @@ class FixedSets(Method):
     """A base for methods that choose once: nothing of C is kept."""
 
     def is_due(self, step: int) -> bool:
+        return False
+
+    @property
+    def refreshes(self) -> bool:
         return False
 
     @property

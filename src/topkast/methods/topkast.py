@@ -66,6 +66,10 @@ class TopKAST(Method):
         return step % self.refresh_every == 0
 
     @property
+    def has_penalty(self) -> bool:
+        return True
+
+    @property
     def is_global(self) -> bool:
         return self.scope == "global"
 

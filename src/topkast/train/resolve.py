@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from topkast.methods.base import Method
-from topkast.methods.topkast import TopKAST
 from topkast.planning.named import Choice, named_method
 from topkast.train.config import Config
 from topkast.train.task import Task
@@ -101,11 +100,6 @@ def make_schedule(config: Config, optimizer: torch.optim.Optimizer) -> torch.opt
 def _share(step: int, warmup: int, steps: int) -> float:
     """How far a step is from the end of the warm-up to the last step."""
     return (step - warmup) / max(1, steps - warmup)
-
-
-def has_penalty(method: Method | None) -> bool:
-    """Whether the method's own regulariser is the exploration penalty; others have plain weight decay."""
-    return isinstance(method, TopKAST)
 
 
 def dense_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

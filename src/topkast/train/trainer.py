@@ -17,7 +17,7 @@ from topkast.data.draw import generator
 from topkast.methods.base import Method
 from topkast.train.build import build
 from topkast.train.config import Config
-from topkast.train.resolve import dense_groups, has_penalty, make_optimizer, make_schedule
+from topkast.train.resolve import dense_groups, make_optimizer, make_schedule
 from topkast.train.task import Task
 
 
@@ -71,6 +71,7 @@ class Trainer:
         self.optimizer = make_optimizer(config, self._groups())
         if self.sparse is not None:
             self.sparse.attach(self.optimizer)
+            self.sparse.expects_penalty = False  # the configuration says λ, also 0
         self.schedule = make_schedule(config, self.optimizer)
         self.step = 0
         self._objective: nn.Module = Objective(self.model, self._loss, self._penalty())
@@ -83,7 +84,11 @@ class Trainer:
         if self.sparse is None:
             return dense_groups(self.model, decay)
         # What the penalty is for Top-KAST is weight decay for the others.
-        return self.sparse.param_groups(decay, values_weight_decay=0.0 if has_penalty(self.method) else decay)
+        return self.sparse.param_groups(decay, values_weight_decay=0.0 if self._has_penalty else decay)
+
+    @property
+    def _has_penalty(self) -> bool:
+        return self.method is not None and self.method.has_penalty
 
     def parts(self) -> dict[str, Any]:
         """What a checkpoint saves, in the order in which it is loaded."""
@@ -125,7 +130,7 @@ class Trainer:
 
     def _penalty(self) -> Callable[[], Tensor] | None:
         sparse, factor, power = self.sparse, self.config.method.penalty, self.config.method.penalty_power
-        if sparse is None or not has_penalty(self.method) or factor == 0:
+        if sparse is None or not self._has_penalty or factor == 0:
             return None
         return lambda: factor * sparse.penalty(power)
 

@@ -1,0 +1,246 @@
+"""`Driver`: refreshes the weights of one model as its optimizers step."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from topkast.convert.attach import Attachment, innermost
+from topkast.convert.followers import Followers
+from topkast.convert.reminders import Reminders
+from topkast.core import agreement
+from topkast.core.local import refuse_join, why_sharded
+from topkast.core.moment import Moment
+from topkast.core.ranks import Group, Ranks, check_alone, together
+from topkast.core.refresh import check_finite, move
+from topkast.core.select import generator_for
+from topkast.core.sets import Sets
+from topkast.core.weight import SparseWeight
+from topkast.methods.base import Method, acts_after_steps, grows_by_gradient
+
+
+class Driver:
+    """What stands between a method and the optimizers that train its weights.
+
+    Args:
+        model: Holds the weights.
+        method: Which sets, and when.
+        weights: Name → sparse weight.
+
+    Attributes:
+        attachments: The optimizers that drive it.
+        followers: Averages and copies that move along.
+        reminders: Says what the user seems to have forgotten.
+    """
+
+    def __init__(self, model: torch.nn.Module, method: Method, weights: Mapping[str, SparseWeight]) -> None:
+        self.model = model
+        self.method = method
+        self.weights = weights
+        self.attachments: list[Attachment] = []
+        self.followers = Followers(weights)
+        self.reminders = Reminders(method, weights)
+        self._group: Group = None
+        self._join_hook: Any = None
+
+    # ---- optimizers -----------------------------------------------------------------------------------
+
+    def attach(self, optimizer: Any, process_group: Group) -> None:
+        """See `Handle.attach`."""
+        for attachment in self.attachments:
+            if attachment.optimizer is innermost(optimizer):
+                attachment.update()
+                return
+        for name, weight in self.weights.items():
+            _check_whole(name, weight)
+        if self.attachments and process_group is not self._group:
+            raise ValueError("all optimizers of a model have the same ranks: give the same `process_group`")
+        before, self._group = self._group, process_group
+        try:
+            attachment = Attachment(
+                optimizer, self.weights, self._admit, self._before_first, self._after_step
+            )
+        except BaseException:
+            self._group = before
+            raise
+        if not attachment.weights:
+            attachment.detach()
+            self._group = before
+            raise ValueError(
+                f"the optimizer ({type(innermost(optimizer)).__name__}) holds the values of no sparse layer; "
+                "create it from `model.parameters()` or `handle.param_groups()` after sparsify, "
+                "which makes new Parameters"
+            )
+        self.attachments.append(attachment)
+        self._refuse_join()
+
+    def attach_copies(self, other: Driver, memo: Mapping[int, Any]) -> None:
+        """Attaches the copies of this one's optimizers, by `copy.deepcopy`'s memo, to the copied model."""
+        for attachment in self.attachments:
+            twin = memo.get(id(attachment.optimizer))
+            if twin is not None:
+                other.attach(twin, self._group)
+
+    def _refuse_join(self) -> None:
+        if self._join_hook is None and self.method.refreshes and together(self._group) is not None:
+            self._join_hook = refuse_join(self.model)
+
+    def detach(self, optimizer: Any) -> None:
+        """See `Handle.detach`. Also for one that another handle of the same model has attached."""
+        wanted = innermost(optimizer)
+        found = {id(w.driver): w.driver for w in self.weights.values() if w.driver is not None}
+        for attachment in found.values():
+            if attachment.optimizer is wanted:
+                attachment.detach()
+                self.attachments = [a for a in self.attachments if a is not attachment]
+                return
+        raise ValueError("the optimizer is not attached")
+
+    def optimizer_of(self, name: str) -> torch.optim.Optimizer | None:
+        attachment = self.weights[name].driver
+        return None if attachment is None else attachment.optimizer
+
+    def _admit(self, attachment: Attachment, weights: dict[str, SparseWeight]) -> None:
+        """Raises if an optimizer cannot drive these weights; nothing is changed then."""
+        for name, weight in weights.items():
+            if weight.driver is not attachment and _is_driven(weight):
+                raise ValueError(
+                    f"the values of layer {name!r} belong to an optimizer that is attached already, perhaps "
+                    "by another handle of this model; `handle.detach(optimizer)` lets go of it"
+                )
+        self._check_method(weights, together(self._group))
+        for weight in weights.values():
+            weight.settle()
+            weight.wants_gradient = self.method.wants_gradient if grows_by_gradient(self.method) else None
+
+    def _check_method(self, weights: Mapping[str, SparseWeight], ranks: Ranks | None) -> None:
+        """Raises if the method cannot be driven by an optimizer of these weights, or by these ranks."""
+        name = type(self.method).__name__
+        if self.method.is_global and len(weights) < len(self.weights):
+            missing = next(n for n in self.weights if n not in weights)
+            raise ValueError(
+                f"{name} moves budgets between layers, so that one optimizer must hold the values of all "
+                f"of them; those of layer {missing!r} are not among its parameters"
+            )
+        if self.method.resizes:
+            check_alone(f"{name} changes the sizes of the sets", ranks)
+
+    # ---- steps ----------------------------------------------------------------------------------------
+
+    def _before_first(self, attachment: Attachment) -> None:
+        """Before the first step, and the first after a state was loaded: all is in its place by then."""
+        for name, weight in attachment.weights.items():
+            _check_whole(name, weight)
+        ranks = together(self._group)
+        if ranks is not None:
+            self._check_method(attachment.weights, ranks)  # they may have come together since
+            agreement.compare_all(attachment.weights, ranks)
+            agreement.share_choices(attachment.weights, ranks)
+            self._refuse_join()
+
+    def _after_step(self, attachment: Attachment, explored: dict[str, bool]) -> None:
+        ranks = together(self._group)
+        if ranks is not None and grows_by_gradient(self.method):
+            asked = {n: w for n, w in attachment.weights.items() if self.method.wants_gradient(w.steps)}
+            if asked:
+                agreement.join_tapes(asked, ranks)
+        if acts_after_steps(self.method):
+            for weight in attachment.weights.values():
+                if weight.values.requires_grad:
+                    self.method.after_step(weight, attachment.lr_of(weight))
+        due = [n for n, w in attachment.weights.items() if self.method.is_due(w.steps)]
+        if due:
+            self.refresh(due, explored)
+            self.reminders.after_refresh()
+        for weight in attachment.weights.values():
+            weight.tape = None
+
+    @torch.no_grad()
+    def refresh(self, names: Iterable[str], explored: Mapping[str, bool]) -> None:
+        """Chooses the sets of these weights anew. An error leaves all of them as they are.
+
+        A frozen weight (``requires_grad=False``) is left alone.
+        """
+        names = self._unfrozen(list(names))
+        for name in names:
+            check_finite(self.weights[name])
+            self.followers.check(name)
+            attachment = self.weights[name].driver
+            if attachment is not None:
+                attachment.state.prepare(self.weights[name].values, name)
+        self.followers.look_for_strays()
+        for name, sets in self._choose(names):
+            w = self.weights[name]
+            slots = move(w, sets, explored=explored[name])
+            if w.driver is not None:
+                w.driver.state.carry(w.values, slots)
+            self.followers.carry(name, sets, slots)
+        ranks = together(self._group)
+        if ranks is not None:
+            moved = {name: self.weights[name] for name in names}
+            agreement.compare_sets(moved, ranks)
+            agreement.share_choices(moved, ranks)
+
+    def _unfrozen(self, names: list[str]) -> list[str]:
+        frozen = [name for name in names if not self.weights[name].values.requires_grad]
+        if frozen and self.method.is_global:
+            raise RuntimeError(
+                f"layer {frozen[0]!r} is frozen (requires_grad=False), but {type(self.method).__name__} "
+                "moves budgets between layers; nothing was changed. Freeze none of them, or use a method "
+                "with budgets by layer"
+            )
+        return [name for name in names if name not in frozen]
+
+    def _choose(self, names: list[str]) -> Iterable[tuple[str, Sets]]:
+        if self.method.is_global:
+            return self.method.choose_together({name: self._moment(name) for name in names}).items()
+        # One by one: with a stored reservoir a moment has θ as large as the dense weight. What can fail is
+        # done for all before anything changes.
+        chosen = ((name, self._choose_one(self._moment(name))) for name in names)
+        return list(chosen) if grows_by_gradient(self.method) else chosen
+
+    def _choose_one(self, moment: Moment) -> Sets:
+        try:
+            return self.method.choose(moment)
+        except FloatingPointError as error:
+            raise FloatingPointError(
+                f"layer {moment.name!r}: {error} at step {moment.step}; the sets were not changed. "
+                "Go back to a checkpoint with a smaller learning rate"
+            ) from None
+
+    def _moment(self, name: str) -> Moment:
+        w = self.weights[name]
+        return Moment(
+            w.full_theta(),
+            w.target,
+            generator_for(int(w.key), w.steps),
+            w.steps,
+            lambda: Sets(w.indices.long(), w.active.clone()),
+            w.tape,
+            w.companion,
+            name,
+        )
+
+
+def _is_driven(weight: SparseWeight) -> bool:
+    """Whether an optimizer drives it that somebody still holds, or a handle it was attached to.
+
+    An optimizer and its attachment hold each other: once both are given up they must be collected.
+    """
+    if weight.driver is not None:
+        gc.collect()
+    return weight.driver is not None
+
+
+def _check_whole(name: str, weight: SparseWeight) -> None:
+    """Raises TypeError if the values of a weight are not all here: slots would mean nothing."""
+    reason = why_sharded(weight)
+    if reason is not None:
+        raise TypeError(
+            f"the values of layer {name!r} were split between ranks: it {reason}. A refresh moves elements "
+            "anywhere in it, so that every rank needs all of it: use DistributedDataParallel, or shard only "
+            "modules without sparse layers"
+        )
