@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS_VENV := .venv-peers
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test test-slow lint format docs wheel wheel-check bench bench-peers sanitize clean
+.PHONY: train test test-slow test-optimizers lint format docs wheel wheel-check bench bench-peers sanitize clean
 .DEFAULT_GOAL := test
 
 train: $(VENV)/.installed
@@ -18,6 +18,11 @@ test: lint
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600 -s
+
+# The table of other people's optimizers, in an environment of their own.
+OPTIMIZERS_VENV := .venv-optimizers
+test-optimizers: $(OPTIMIZERS_VENV)/.installed
+	OMP_NUM_THREADS=1 $(OPTIMIZERS_VENV)/bin/python -m pytest tests/optimizers
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests examples docs/hooks.py
@@ -73,7 +78,7 @@ sanitize: $(VENV)/.dev
 	    $(BIN)/python tests/sanitize.py $(SANITIZED)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) build dist site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS_VENV) $(OPTIMIZERS_VENV) build dist site .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -101,4 +106,13 @@ $(PEERS_VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(PEERS_VENV)
 	$(PIP_INSTALL) -e . setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0
 	$(PIP_INSTALL) --no-build-isolation sparselab==0.2.2 sparseprop==0.1.14
+	@touch $@
+
+$(OPTIMIZERS_VENV)/.installed: PIP_INSTALL := $(OPTIMIZERS_VENV)/bin/python -m pip install --quiet \
+    --disable-pip-version-check -c constraints.txt
+$(OPTIMIZERS_VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
+	@echo "setting up $(OPTIMIZERS_VENV) with the optimizers"
+	$(PYTHON) -m venv $(OPTIMIZERS_VENV)
+	$(PIP_INSTALL) -e . pytest==9.2.0 pytest-timeout==2.4.0 hypothesis==6.170.15 \
+	    schedulefree==1.4.1 pytorch-optimizer==4.1.0 torch-ema==0.3
 	@touch $@

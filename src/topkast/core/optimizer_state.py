@@ -16,18 +16,34 @@ from torch import Tensor
 from topkast.core.optimizer_start import Start, TrialFailed, classify, find_starts
 from topkast.core.slots import SlotMap
 
-# Why these cannot train `values`, whatever shape their state happens to have.
+# Why these cannot train `values`, whatever shape their state happens to have. By class, or package and class.
+_MATRIX = "its update orthogonalises a matrix"
+_PRECONDITIONED = "its preconditioners belong to the rows and columns of a matrix"
+_FACTORED = "its second moment is factored over the rows and columns of a matrix"
+_TWICE = "it differentiates gradients, which those of sparse layers do not allow"
+_WITHIN = "it updates weights within the backward pass, without steps"
 _REFUSED = {
-    "Adafactor": "its second moment is factored over the rows and columns of a matrix",
-    "AdaFactor": "its second moment is factored over the rows and columns of a matrix",
-    "Kron": "its preconditioners belong to the rows and columns of a matrix",
+    "AdaFactor": _FACTORED,
+    "AdaGO": _MATRIX,
+    "AdaHessian": _TWICE,
+    "AdaLOMO": _WITHIN,
+    "AdaMuon": _MATRIX,
+    "Adafactor": _FACTORED,
+    "DistributedMuon": _MATRIX,
+    "Kron": _PRECONDITIONED,
     "LBFGS": "its history is one flat vector over all parameters",
-    "Muon": "its update orthogonalises a matrix",
-    "ScalableShampoo": "its preconditioners belong to the rows and columns of a matrix",
-    "Shampoo": "its preconditioners belong to the rows and columns of a matrix",
-    "SOAP": "its preconditioners belong to the rows and columns of a matrix",
+    "LOMO": _WITHIN,
+    "Muon": _MATRIX,
+    "MuonClip": _MATRIX,
+    "NorMuon": _MATRIX,
+    "SOAP": _PRECONDITIONED,
+    "ScalableShampoo": _PRECONDITIONED,
+    "Shampoo": _PRECONDITIONED,
+    "SophiaH": _TWICE,
     "SparseAdam": "it wants gradients of sparse layout",
+    "SpectralSphere": _MATRIX,
     "ZeroRedundancyOptimizer": "it moves the state to other ranks",
+    "pytorch_optimizer.ASGD": "its rate comes from how norms change from step to step, which a refresh does",
 }
 _ADVICE = "use an element-wise optimizer such as SGD, Adam or AdamW for the sparse layers"
 # How deep attributes of an optimizer are searched for tensors by slot, and in how many of them.
@@ -190,10 +206,10 @@ class OptimizerState:
 
 def _check_kind(optimizer: Any) -> None:
     for cls in type(optimizer).__mro__:
-        if cls.__name__ in _REFUSED:
-            raise TypeError(
-                f"{type(optimizer).__name__} cannot train sparse values: {_REFUSED[cls.__name__]}; {_ADVICE}"
-            )
+        package = cls.__module__.partition(".")[0]
+        reason = _REFUSED.get(cls.__name__) or _REFUSED.get(f"{package}.{cls.__name__}")
+        if reason is not None:
+            raise TypeError(f"{type(optimizer).__name__} cannot train sparse values: {reason}; {_ADVICE}")
 
 
 def _misfit(entry: Any, values: Tensor) -> str | None:
