@@ -88,7 +88,7 @@ def assert_unchanged(model: nn.Module, before: dict[str, Tensor]) -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def mutate(key: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[dict[str, Tensor]], None]:
+def mutate(key: str, change: Callable[[Tensor], Any]) -> Callable[[dict[str, Tensor]], None]:
     def apply(state: dict[str, Tensor]) -> None:
         new = change(state[key].clone())
         if new is None:
@@ -99,7 +99,7 @@ def mutate(key: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[dic
     return apply
 
 
-def edit(slot: int, number: int) -> Callable[[Tensor], Tensor]:
+def edit(slot: int, number: float) -> Callable[[Tensor], Tensor]:
     def apply(tensor: Tensor) -> Tensor:
         tensor[slot] = number
         return tensor
@@ -122,6 +122,13 @@ def edit(slot: int, number: int) -> Callable[[Tensor], Tensor]:
         (mutate("conv.weight.values", lambda t: t[:-1]), r"layer 'conv' .*\|B\| must be 173, got values of shape \(172,\); sparsify with the sparsity"),
         (mutate("conv.weight.step", lambda t: t - 9), r"layer 'conv' .*step must not be negative, got -9"),
         (mutate("conv.weight.step", lambda t: t.repeat(2)), r"layer 'conv' .*step must be one int64 number"),
+        (mutate("conv.weight.values", edit(3, float("nan"))), r"layer 'conv' .*: values has numbers that are not finite in torch.float32; load a state from before"),
+        (mutate("conv.weight.values", lambda t: t.double() * 1e300), r"layer 'conv' .*: values has numbers that are not finite in torch.float32"),
+        (mutate("conv.weight.values", lambda t: t.to(torch.complex64)), r"layer 'conv' .*: values has numbers that are not finite"),
+        (mutate("conv.weight.values", lambda t: "none"), r"layer 'conv' .*weight.values must be a tensor, got a str"),
+        (mutate("conv.weight.reservoir.rest", edit(7, float("nan"))), r"layer 'conv' .*: reservoir.rest has numbers that are not finite in torch.float32"),
+        (mutate("conv.weight.reservoir.rest", edit(-1, float("-inf"))), r"layer 'conv' .*: reservoir.rest has numbers that are not finite"),
+        (mutate("conv.weight.reservoir.rest", lambda t: [1]), r"reservoir.rest must be a tensor, got a list"),
         (mutate("conv.weight.reservoir.rest", lambda t: t[:-1]), r"reservoir.rest must have shape \(432,\), got \(431,\)"),
         (mutate("conv.weight.reservoir.rest", lambda t: None), r"reservoir.rest missing; sparsify with the reservoir"),
     ],
@@ -142,6 +149,74 @@ def test_a_bad_state_names_the_layer_and_changes_nothing(
             {k.removeprefix("conv."): v for k, v in state.items() if k.startswith("conv.")}
         )
     assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("head.bias", torch.zeros(19), r"size mismatch for head.bias: .*\[19\]\) from checkpoint, .*\[20\]\)"),
+        ("conv.bias", torch.zeros(12, 1), "size mismatch for conv.bias"),
+        ("norm.weight", torch.zeros(()), "size mismatch for norm.weight"),
+        ("norm.running_mean", torch.zeros(13), "size mismatch for norm.running_mean"),
+        ("norm.num_batches_tracked", torch.zeros(2, dtype=torch.int64), "size mismatch for norm.num_batches"),
+        ("norm.bias", [0.0] * 12, "norm.bias must be a tensor, got a list"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_dense_tensor_of_another_shape_changes_nothing(
+    key: str, value: Any, message: str, strict: bool
+) -> None:
+    torch.manual_seed(1)
+    state: dict[str, Any] = state_of(build(METHODS["magnitude"](), "masked")[0])
+    state[key] = value
+    model, _, _ = build(METHODS["magnitude"](), "masked")
+    before = state_of(model)
+    with pytest.raises(RuntimeError, match=rf"loading state_dict for Net:\s+{message}"):
+        model.load_state_dict(state, strict=strict)
+    assert_unchanged(model, before)
+
+
+def test_a_layers_own_bias_of_another_shape_changes_nothing() -> None:
+    layer = build(METHODS["magnitude"](), "masked")[0].conv
+    before = state_of(layer)
+    state = {k: v.clone() for k, v in before.items()} | {"bias": torch.zeros(3)}
+    state["weight.values"] += 1
+    with pytest.raises(RuntimeError, match=r"loading state_dict for \w+:\s+size mismatch for bias"):
+        layer.load_state_dict(state)
+    assert_unchanged(layer, before)
+
+
+class Scaled(nn.Module):
+    """Has what torch loads in ways of its own: a scalar, a lazy layer, and a hook that mends old states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 10)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.lazy = nn.LazyLinear(4)
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.inner = nn.Sequential(nn.LayerNorm(10))
+        self.inner.register_load_state_dict_pre_hook(self._mend)
+
+    @staticmethod
+    def _mend(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        state[prefix + "0.weight"] = state[prefix + "0.weight"].flatten()
+
+
+def test_what_torch_loads_from_other_shapes_is_still_loaded() -> None:
+    model = Scaled()
+    topkast.sparsify(model, topkast.TopKAST(0.8, 0.5))
+    state = {"scale": torch.full((1,), 3.0)}  # as torch 0.3 has saved it
+    state["lazy.weight"], state["lazy.bias"] = torch.ones(4, 9), torch.ones(4)
+    state["inner.0.weight"] = torch.full((2, 5), 7.0)
+    state["scratch"] = torch.ones(5)  # not loaded
+    model.load_state_dict(state, strict=False)
+    assert model.scale.item() == 3
+    assert model.lazy.weight.shape == (4, 9)
+    assert torch.equal(model.inner[0].weight, torch.full((10,), 7.0))
+    late = state | {"scale": torch.ones(2)}
+    with pytest.raises(RuntimeError, match="size mismatch for scale"):
+        model.load_state_dict(late, strict=False)
 
 
 def test_a_state_of_another_sparsity_or_shape_is_refused() -> None:

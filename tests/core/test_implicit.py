@@ -194,7 +194,11 @@ def _swap_first(values: Tensor) -> Tensor:
         (_set("returned_positions", _swap_first), "returned_positions must be strictly increasing"),
         (_set("returned_positions", lambda t: t - 10**6), r"returned_positions must lie in \[0, 2400\)"),
         (_set("returned_positions", lambda t: t[1:]), "one number per returned position"),
-        (_set("returned_values", lambda t: t * float("inf")), "returned_values must be finite"),
+        (
+            _set("returned_values", lambda t: t * float("inf")),
+            "reservoir.returned_values has numbers that are not finite",
+        ),
+        (_set("returned_values", lambda t: t.double() * 1e300), "not finite in torch.float32"),
         (_set("retired", lambda t: torch.tensor([2400])), r"retired must lie in \[0, 2400\)"),
     ],
 )

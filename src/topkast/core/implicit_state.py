@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from topkast.core.loading import all_finite
 from topkast.core.select import match
 from topkast.kernels.positions import check_positions
 from topkast.kernels.stream import KINDS, Stream
@@ -26,7 +27,7 @@ def problem(numel: int, dtype: torch.dtype, state: Mapping[str, Tensor], indices
         _problem_of_numbers(numel, state)
         or _problem_of_initial(state["initial"])
         or _problem_of_ranks(numel, state)
-        or _problem_of_returned(numel, state, indices)
+        or _problem_of_returned(numel, dtype, state, indices)
         or _problem_of_knowledge(numel, dtype, state, indices)
     )
 
@@ -72,15 +73,17 @@ def _problem_of_positions(name: str, positions: Tensor, numel: int) -> str | Non
     return None if wrong is None else wrong.replace("indices", name, 1)
 
 
-def _problem_of_returned(numel: int, state: Mapping[str, Tensor], indices: Tensor) -> str | None:
+def _problem_of_returned(
+    numel: int, dtype: torch.dtype, state: Mapping[str, Tensor], indices: Tensor
+) -> str | None:
     positions, values = state["returned_positions"], state["returned_values"]
     wrong = _problem_of_positions("returned_positions", positions, numel)
     if wrong is not None:
         return wrong
     if values.shape != positions.shape or not values.is_floating_point():
         return f"returned_values must hold one number per returned position ({positions.numel()})"
-    if not torch.isfinite(values).all():
-        return "returned_values must be finite"
+    if not all_finite(values, dtype):
+        return f"reservoir.returned_values has numbers that are not finite in {dtype}"
     _, _, only_returned = match(positions.long(), indices.long())
     if only_returned.numel() != positions.numel():
         return "returned_positions must not be in B"

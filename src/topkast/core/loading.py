@@ -1,16 +1,20 @@
 """Checking a state before it is loaded: from a file, another model or another machine.
 
 A bad state must change nothing, so all of it is looked at first. `check_states` is installed as a hook on
-the sparsified model and on each sparse layer, where it runs before torch has loaded the first tensor.
+the sparsified model and on each sparse layer, where it runs before torch has loaded the first tensor. Sparse
+weights are looked at whole. Of everything else the shapes are: torch itself notices a wrong one only after
+it has loaded what comes before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from topkast.kernels.auto import NAMES, NUM_SIZES
 from topkast.kernels.positions import check_positions
@@ -20,16 +24,69 @@ if TYPE_CHECKING:
 
 # The state of a weight, as its Parameter and buffers are named.
 STATE = ("values", "indices", "active", "dims", "step", "changed", "key", "choices")
+# Ways to load that copy into what there is of the same shape; a norm only adds a count that was not saved.
+_PLAIN_LOADERS = (nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
 _SPARSITY_HINT = "sparsify with the sparsity the state was saved with"
+_FINITE_HINT = "load a state from before the numbers went wrong"
 
 
 def check_states(model: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_unused: Any) -> None:
-    """A `load_state_dict` pre-hook: checks the state of every sparse weight in it."""
+    """A `load_state_dict` pre-hook: checks every sparse weight, then the shapes of everything else.
+
+    Raises:
+        ValueError: A sparse weight cannot take its state; see `check_state`.
+        RuntimeError: Something else has another shape. It is torch's own error, raised earlier.
+    """
     from topkast.core.weight import SparseWeight
 
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, SparseWeight):
             check_state(module, state_dict, f"{prefix}{path}.")
+    hooks = list(model._load_state_dict_pre_hooks.values())
+    later = hooks[next((i for i, hook in enumerate(hooks) if _is_ours(hook)), 0) :]
+    if not _loads_plainly(model, later):
+        return
+    problems = list(_misfits(model, state_dict, prefix))
+    if problems:
+        raise RuntimeError(
+            f"Error(s) in loading state_dict for {type(model).__name__}:\n\t" + "\n\t".join(problems)
+        )
+
+
+def _misfits(module: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """What torch would complain about, later, in the dense parameters and buffers of a module and below."""
+    for name, mine in _loaded_by_torch(module):
+        if prefix + name not in state_dict:
+            continue  # torch reports missing keys itself, or allows them with strict=False
+        theirs = state_dict[prefix + name]
+        if is_lazy(theirs):
+            continue
+        if not torch.overrides.is_tensor_like(theirs):
+            yield f"{prefix}{name} must be a tensor, got a {type(theirs).__name__}"
+        elif theirs.shape != mine.shape and not (mine.ndim == 0 and tuple(theirs.shape) == (1,)):
+            yield (
+                f"size mismatch for {prefix}{name}: copying a param with shape {theirs.shape} from "
+                f"checkpoint, the shape in current model is {mine.shape}."
+            )
+    for name, child in module._modules.items():
+        if child is not None and _loads_plainly(child, list(child._load_state_dict_pre_hooks.values())):
+            yield from _misfits(child, state_dict, f"{prefix}{name}.")
+
+
+def _is_ours(hook: Any) -> bool:
+    return getattr(hook, "hook", hook) is check_states
+
+
+def _loads_plainly(module: nn.Module, hooks: list[Any]) -> bool:
+    """Whether it takes what the state holds now, in the same shape. A hook may change the state first."""
+    return type(module)._load_from_state_dict in _PLAIN_LOADERS and all(map(_is_ours, hooks))
+
+
+def _loaded_by_torch(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from ((n, p) for n, p in module._parameters.items() if p is not None and not is_lazy(p))
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set and not is_lazy(buffer):
+            yield name, buffer
 
 
 def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str) -> None:
@@ -39,7 +96,7 @@ def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str
         ValueError: Another shape or sparsity, or positions that break a rule; the layer is named.
     """
     where = f"cannot load the state of layer {weight.name!r} ({prefix}*)"
-    found = {name: state_dict[prefix + name] for name in STATE if prefix + name in state_dict}
+    found = {n: _tensor(state_dict, prefix + n, where) for n in STATE if prefix + n in state_dict}
     if not found:
         if prefix.removesuffix(".") in state_dict:
             raise ValueError(f"{where}: the state holds a dense weight; load it before sparsify")
@@ -48,6 +105,8 @@ def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str
     if missing:
         raise ValueError(f"{where}: {', '.join(missing)} missing; a state is loaded whole")
     _check_shapes(weight, found, where)
+    if not all_finite(found["values"], weight.dtype):
+        raise ValueError(f"{where}: values has numbers that are not finite in {weight.dtype}; {_FINITE_HINT}")
     problem = check_positions(found["indices"], found["active"], weight.numel())
     if problem is not None:
         raise ValueError(f"{where}: {problem}")
@@ -61,6 +120,24 @@ def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str
         raise ValueError(f"{where}: step must not be negative, got {int(found['step'])}")
     _check_companion(weight, state_dict, prefix, where, found["values"].numel())
     _check_reservoir(weight, state_dict, prefix, where)  # last: it relies on sound positions of B
+
+
+def all_finite(numbers: Tensor, dtype: torch.dtype) -> bool:
+    """Whether all numbers are finite once they are kept in `dtype`. Makes nothing of their size."""
+    if numbers.numel() == 0:
+        return True
+    if numbers.is_complex():
+        return False
+    if numbers.element_size() == 1:  # some of these types have no minimum
+        numbers = numbers.float()
+    ends = torch.stack(torch.aminmax(numbers)).to(dtype)  # NaN if there is one
+    return bool(torch.isfinite(ends).all())
+
+
+def _tensor(state_dict: Mapping[str, Any], key: str, where: str) -> Tensor:
+    if not isinstance(state_dict[key], Tensor):
+        raise ValueError(f"{where}: {key} must be a tensor, got a {type(state_dict[key]).__name__}")
+    return state_dict[key]
 
 
 def _check_shapes(weight: SparseWeight, found: Mapping[str, Tensor], where: str) -> None:
@@ -111,11 +188,13 @@ def _check_companion(
         if key not in state_dict:
             raise ValueError(f"{where}: {key} missing; sparsify with the method the state was saved with")
         shape = (num_slots,) if name in weight.companion.by_slot else tuple(mine.shape)
-        theirs = state_dict[key]
+        theirs = _tensor(state_dict, key, where)
         if tuple(theirs.shape) != shape:
             raise ValueError(f"{where}: companion.{name} must have shape {shape}, got {tuple(theirs.shape)}")
-        if not torch.isfinite(theirs).all():
-            raise ValueError(f"{where}: companion.{name} has numbers that are not finite")
+        if not all_finite(theirs, mine.dtype):
+            raise ValueError(
+                f"{where}: companion.{name} has numbers that are not finite in {mine.dtype}; {_FINITE_HINT}"
+            )
 
 
 def _check_reservoir(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str, where: str) -> None:
@@ -124,7 +203,7 @@ def _check_reservoir(weight: SparseWeight, state_dict: Mapping[str, Any], prefix
         key = f"{prefix}reservoir.{name}"
         if key not in state_dict:
             raise ValueError(f"{where}: {key} missing; sparsify with the reservoir the state was saved with")
-        found[name] = state_dict[key]
+        found[name] = _tensor(state_dict, key, where)
     problem = weight.reservoir.problem(found, state_dict[prefix + "indices"])
     if problem is not None:
         raise ValueError(f"{where}: {problem} (dense weight: {tuple(weight.shape)})")

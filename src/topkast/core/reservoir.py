@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from topkast.core.loading import all_finite
 from topkast.core.select import gather, match, top_k
 
 
@@ -113,6 +114,13 @@ class StoredReservoir(Reservoir):
         self.rest[entering] = 0
         self.rest[leaving] = leaving_values
         return entrants
+
+    def problem(self, state: Mapping[str, Tensor], indices: Tensor) -> str | None:
+        wrong = super().problem(state, indices)
+        if wrong is None and not all_finite(state["rest"], self.rest.dtype):
+            # Else they would enter B, and the products, at some later refresh.
+            return f"reservoir.rest has numbers that are not finite in {self.rest.dtype}"
+        return wrong
 
     def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
         # A code only ever grows, and what started in B is not part of the initial C.
