@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import topkast
+from topkast.kernels.engines import ENGINES
 
 
 def convolutions() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
@@ -81,6 +82,41 @@ def test_layer_equals_its_dense_form(name: str, engine: str) -> None:
     torch.testing.assert_close(layer.weight.values.grad, on_b, rtol=1e-10, atol=1e-10)
     if layer.bias is not None:
         torch.testing.assert_close(layer.bias.grad, dense[0].bias.grad, rtol=1e-10, atol=1e-10)
+
+
+EMPTY: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "Linear": (lambda: nn.Linear(64, 5), torch.zeros(0, 64)),
+    "Linear of sequences": (lambda: nn.Linear(64, 5), torch.zeros(0, 3, 64)),
+    "Embedding": (lambda: nn.Embedding(30, 8), torch.zeros(0, 3, dtype=torch.long)),
+    "Conv1d": (lambda: nn.Conv1d(3, 4, 3, stride=2), torch.zeros(0, 3, 9)),
+    "Conv1d 1x1": (lambda: nn.Conv1d(3, 4, 1), torch.zeros(0, 3, 9)),
+    "Conv2d": (lambda: nn.Conv2d(3, 4, 3, padding=1), torch.zeros(0, 3, 4, 5)),
+    "Conv2d 1x1": (lambda: nn.Conv2d(3, 4, 1, stride=2), torch.zeros(0, 3, 4, 5)),
+    "Conv2d reflect": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), torch.zeros(0, 3, 4, 5)),
+    "Conv2d groups": (lambda: nn.Conv2d(4, 4, 3, groups=2), torch.zeros(0, 4, 4, 5)),
+    "Conv3d": (lambda: nn.Conv3d(3, 4, 2), torch.zeros(0, 3, 4, 5, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("engine", ["auto", *sorted(ENGINES)])
+def test_an_empty_batch_gives_what_the_dense_layer_gives(name: str, engine: str) -> None:
+    make, x = EMPTY[name]
+    model = nn.Sequential(make())
+    topkast.sparsify(model, topkast.TopKAST(0.8, 0.5), engine=engine)
+    if x.is_floating_point():
+        x = x.clone().requires_grad_()
+    expected = topkast.densify(model)(x)
+    y = model(x)
+    assert y.shape == expected.shape
+    y.sum().backward()
+    assert torch.equal(model[0].weight.values.grad, torch.zeros_like(model[0].weight.values))
+    if model[0].bias is not None:
+        assert torch.equal(model[0].bias.grad, torch.zeros_like(model[0].bias))
+    assert x.grad is None or x.grad.shape == x.shape
+    assert (x.grad is not None) == x.is_floating_point()
+    with torch.no_grad():
+        assert model(x).shape == expected.shape
 
 
 @pytest.mark.parametrize("padding_idx", [None, 0, -1])

@@ -7,6 +7,7 @@ are the same products on unfolded input; an embedding lookup touches only the st
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -73,11 +74,11 @@ class _Patches:
         patches = F.unfold(x, self.kernel, g.dilation, g.padding, g.stride)
         return patches.transpose(1, 2).reshape(-1, patches.shape[1])
 
-    def fold(self, patches: Tensor, x: Tensor) -> Tensor:
+    def fold(self, patches: Tensor, x: Tensor, num_positions: int) -> Tensor:
         """Adds every patch back to where it came from: the transpose of `unfold`, shaped like x."""
         g = self.geometry
         size = (1, x.shape[2]) if x.ndim == 3 else x.shape[2:]
-        patches = patches.view(x.shape[0], -1, patches.shape[1]).transpose(1, 2)
+        patches = patches.view(x.shape[0], num_positions, patches.shape[1]).transpose(1, 2)
         folded = F.fold(patches, size, self.kernel, g.dilation, g.padding, g.stride)
         return folded.view(x.shape)
 
@@ -130,8 +131,10 @@ class CSREngine(Engine):
     ) -> Tensor:
         patches = _Patches.of(plan, geometry)
         y = self.linear(plan, values, patches.unfold(x), bias, transpose=False)
-        y = y.view(x.shape[0], -1, plan.num_rows).transpose(1, 2).contiguous()
-        return y.view(x.shape[0], plan.num_rows, *output_space(tuple(x.shape[2:]), plan.shape[2:], geometry))
+        space = output_space(tuple(x.shape[2:]), plan.shape[2:], geometry)
+        # Sizes are written out: of an empty batch torch cannot tell what a -1 should be.
+        y = y.view(x.shape[0], math.prod(space), plan.num_rows).transpose(1, 2).contiguous()
+        return y.view(x.shape[0], plan.num_rows, *space)
 
     def conv_grads(
         self,
@@ -143,11 +146,12 @@ class CSREngine(Engine):
         needs: tuple[bool, bool],
     ) -> tuple[Tensor | None, Tensor | None]:
         patches = _Patches.of(plan, geometry)
-        grad = grad.reshape(x.shape[0], plan.num_rows, -1).transpose(1, 2)
+        num_positions = math.prod(grad.shape[2:])
+        grad = grad.reshape(x.shape[0], plan.num_rows, num_positions).transpose(1, 2)
         grad = grad.reshape(-1, plan.num_rows)
         input_grad = weight_grad = None
         if needs[0]:
-            input_grad = patches.fold(self.linear(plan, values, grad, None, transpose=True), x)
+            input_grad = patches.fold(self.linear(plan, values, grad, None, transpose=True), x, num_positions)
         if needs[1]:
             weight_grad = self.sampled(plan, grad, patches.unfold(x))
         return input_grad, weight_grad
