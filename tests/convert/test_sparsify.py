@@ -79,6 +79,50 @@ def test_a_tied_weight_stays_dense_if_any_of_its_layers_does() -> None:
     assert model["out"].weight is model["emb"].weight
 
 
+def test_the_last_layer_is_the_last_in_the_model_even_if_its_weight_is_that_of_the_first() -> None:
+    model = nn.ModuleDict({"emb": nn.Embedding(9, 6), "mid": nn.Linear(6, 6), "out": nn.Linear(6, 9)})
+    model["out"].weight = model["emb"].weight
+    sparse = topkast.sparsify(model, METHOD, keep_dense="last")
+    assert list(sparse.layers) == ["mid"]
+    assert sparse.left_dense == {"emb": "shares its weight with out", "out": "keep_dense: last layer"}
+
+
+def test_first_and_last_of_a_tied_model_are_both_named() -> None:
+    model = nn.ModuleDict(
+        {"a": nn.Linear(6, 6), "b": nn.Linear(6, 6), "again": nn.Linear(6, 6), "c": nn.Linear(6, 6)}
+    )
+    model["again"].weight = model["a"].weight
+    sparse = topkast.sparsify(model, METHOD, keep_dense=("first", "last"))
+    assert list(sparse.layers) == ["b"]
+    assert sparse.left_dense == {
+        "a": "keep_dense: first layer",
+        "again": "shares its weight with a",
+        "c": "keep_dense: last layer",
+    }
+
+
+def test_the_last_layer_of_a_model_that_ends_in_attention_is_its_output_projection() -> None:
+    model = nn.ModuleDict({"emb": nn.Embedding(9, 8), "attention": nn.MultiheadAttention(8, 2)})
+    sparse = topkast.sparsify(model, METHOD, keep_dense=("first", "last"))
+    assert sparse.left_dense == {
+        "emb": "keep_dense: first layer",
+        "attention.out_proj": "keep_dense: last layer",
+    }
+    tied = nn.ModuleDict({"emb": nn.Embedding(9, 8), "attention": nn.MultiheadAttention(8, 2)})
+    tied["head"] = nn.Linear(8, 9)
+    tied["head"].weight = tied["emb"].weight
+    sparse = topkast.sparsify(tied, METHOD, keep_dense="last")
+    assert list(sparse.layers) == [f"attention.{part}_proj" for part in ("q", "k", "v", "out")]
+
+
+def test_a_last_layer_that_is_dense_anyway_is_the_last_layer() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.Linear(6, 6), "c": nn.Linear(6, 6)})
+    model.register_parameter("table", model["c"].weight)
+    sparse = topkast.sparsify(model, METHOD, keep_dense="last")
+    assert list(sparse.layers) == ["a", "b"]
+    assert sparse.left_dense["c"] == "its weight is also table"
+
+
 def test_a_weight_that_something_else_holds_stays_dense() -> None:
     class Holder(nn.Module):
         def __init__(self, weight: nn.Parameter) -> None:

@@ -18,7 +18,7 @@ def choose(findings: Findings, skip: Skip | None, keep_dense: Collection[str] | 
 
     A weight shared by several layers stays dense if any of them is to.
     """
-    reasons = _kept_dense(findings.groups, keep_dense)
+    reasons = _kept_dense(findings, keep_dense)
     reasons.update(_skipped(findings.groups, skip))
     for group in findings.groups:
         hits = [name for name in group.names if name in reasons]
@@ -30,25 +30,22 @@ def choose(findings: Findings, skip: Skip | None, keep_dense: Collection[str] | 
     return [g for g in findings.groups if g.name not in findings.left_dense]
 
 
-def _kept_dense(groups: list[WeightGroup], keep_dense: Collection[str] | str) -> dict[str, str]:
+def _kept_dense(findings: Findings, keep_dense: Collection[str] | str) -> dict[str, str]:
     wanted = [keep_dense] if isinstance(keep_dense, str) else list(keep_dense)
     for word in wanted:
         if word not in _KEEP_DENSE:
             known = ", ".join(repr(w) for w in _KEEP_DENSE)
             raise ValueError(f"`keep_dense` takes {known}, got {word!r}")
-    if not groups:
-        return {}
+    layers = findings.candidates  # in module order; a group stands where its first member does
     reasons: dict[str, str] = {}
     if "embeddings" in wanted:
-        for group in groups:
-            for member in group.members:
-                if member.sparse_type.kind == "embedding":
-                    reasons[member.name] = "keep_dense: embedding"
-    members = [member for group in groups for member in group.members]
-    if "first" in wanted:
-        reasons[members[0].name] = "keep_dense: first layer"
-    if "last" in wanted:
-        reasons[members[-1].name] = "keep_dense: last layer"
+        for layer in layers:
+            if layer.sparse_type.kind == "embedding":
+                reasons[layer.name] = "keep_dense: embedding"
+    if "first" in wanted and layers:
+        reasons[layers[0].name] = "keep_dense: first layer"
+    if "last" in wanted and layers:
+        reasons[layers[-1].name] = "keep_dense: last layer"
     return reasons
 
 

@@ -40,8 +40,16 @@ class WeightGroup:
 
 @dataclass
 class Findings:
-    """What `find` saw: groups in module order, what is left dense and why, unpacked attention by path."""
+    """What `find` saw.
 
+    Attributes:
+        candidates: All layers with a sparse counterpart, in module order.
+        groups: Those that can be sparse, by the weight they share, each where its first member is.
+        left_dense: What cannot be sparse, and why.
+        attentions: Unpacked attention, by path.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
     groups: list[WeightGroup] = field(default_factory=list)
     left_dense: dict[str, str] = field(default_factory=dict)
     attentions: dict[str, MultiheadAttention] = field(default_factory=dict)
@@ -50,7 +58,7 @@ class Findings:
 def find(model: nn.Module) -> Findings:
     """Looks through all nested modules. Changes nothing: attention is unpacked beside the model."""
     findings = Findings()
-    candidates: list[Candidate] = []
+    candidates = findings.candidates
     handled: set[int] = set()  # parts of a module that was dealt with as a whole
     holders = _parameter_holders(model)
     for name, module in model.named_modules():
@@ -77,7 +85,7 @@ def find(model: nn.Module) -> Findings:
             handled.update(id(child) for child in module.modules())
         else:
             findings.left_dense.update(_own_matrices(name, module, reason))
-    _group(candidates, holders, findings)
+    _group(holders, findings)
     return findings
 
 
@@ -117,14 +125,10 @@ def _attention_obstacle(
     return None
 
 
-def _group(
-    candidates: list[Candidate],
-    holders: dict[int, list[tuple[str, int]]],
-    findings: Findings,
-) -> None:
+def _group(holders: dict[int, list[tuple[str, int]]], findings: Findings) -> None:
     """Joins candidates that hold one Parameter; a weight that something else holds too stays dense."""
     groups: dict[int, WeightGroup] = {}
-    for candidate in candidates:
+    for candidate in findings.candidates:
         parameter = candidate.layer.weight
         assert isinstance(parameter, nn.Parameter)
         groups.setdefault(id(parameter), WeightGroup(parameter, [])).members.append(candidate)
