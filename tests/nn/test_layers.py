@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -186,6 +188,82 @@ def test_a_sparse_weight_used_as_a_tensor_elsewhere_says_what_it_is() -> None:
         torch.matmul(torch.randn(3, 6), model[0].weight)
     with pytest.raises(TypeError, match="neither max_norm nor sparse gradients"):
         F.embedding(torch.tensor([0]), model[0].weight, max_norm=1.0)
+    with pytest.raises(TypeError, match="cat got a sparse weight, which is not a tensor"):
+        torch.cat([model[0].weight, torch.zeros(1, 6)])
+
+
+WAYS_OUT = (
+    r"; F.linear and F.embedding accept it, `theta\(\)` and `alpha\(\)` give dense .*`skip` in sparsify"
+)
+
+
+@pytest.mark.parametrize("name", ["squeeze", "abs", "data", "t", "T", "grad", "view", "normal_", "is_cuda"])
+def test_a_tensors_attribute_on_a_sparse_weight_says_the_ways_out(name: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 5))
+    topkast.sparsify(model, topkast.TopKAST(0.7, 0.4))
+    weight = model[0].weight
+    message = rf"the sparse weight of layer '0' is not a tensor and has no '{name}'{WAYS_OUT}"
+    with pytest.raises(AttributeError, match=message):
+        getattr(weight, name)
+    assert not hasattr(weight, name)
+    assert getattr(weight, name, None) is None
+
+
+def _set(weight: Any) -> None:
+    weight[0] = 1.0
+
+
+X = torch.ones(5, 6)
+OPERATIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "-w": (lambda w: -w, "neg"),
+    "abs(w)": (lambda w: abs(w), "abs"),
+    "len(w)": (lambda w: len(w), "len"),
+    "w[0]": (lambda w: w[0], "getitem"),
+    "w[0] = 1": (_set, "setitem"),
+    "list(w)": (lambda w: list(w), "iter"),
+    "1.0 in w": (lambda w: 1.0 in w, "contains"),
+    "w @ x": (lambda w: w @ X.t(), "matmul"),
+    "x @ w": (lambda w: X @ w, "matmul"),
+    "w * 2": (lambda w: w * 2, "mul"),
+    "2 * w": (lambda w: 2 * w, "mul"),
+    "w * x": (lambda w: w * X, "mul"),
+    "x * w": (lambda w: X * w, "mul"),
+    "w + 1": (lambda w: w + 1, "add"),
+    "1 - w": (lambda w: 1 - w, "sub"),
+    "w / 2": (lambda w: w / 2, "truediv"),
+    "w ** 2": (lambda w: w**2, "pow"),
+    "w > 0": (lambda w: w > 0, "gt"),
+    "w <= 0": (lambda w: w <= 0, "le"),
+    "numpy": (lambda w: np.asarray(w), "array"),
+    "float(w)": (lambda w: float(w), "float"),
+    "normal_": (lambda w: nn.init.normal_(w), "normal_"),
+}
+
+
+@pytest.mark.parametrize("case", OPERATIONS)
+def test_an_operator_on_a_sparse_weight_says_the_ways_out(case: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 5))
+    topkast.sparsify(model, topkast.TopKAST(0.7, 0.4))
+    operate, name = OPERATIONS[case]
+    message = rf"^r?{name} got the sparse weight of layer '0', which is not a tensor{WAYS_OUT}"
+    with pytest.raises(TypeError, match=message):
+        operate(model[0].weight)
+
+
+def test_a_sparse_weight_is_still_a_module() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 5))
+    topkast.sparsify(model, topkast.TopKAST(0.7, 0.4))
+    first, second = model[0].weight, model[1].weight
+    assert first
+    assert first == first
+    assert first != second
+    assert {first: 1}[first] == 1
+    assert first.values.numel() == first.indices.numel()
+    with pytest.raises(AttributeError, match="'SparseWeight' object has no attribute 'no_such_thing'"):
+        first.no_such_thing  # noqa: B018
+    unborn = type(first).__new__(type(first))
+    with pytest.raises(AttributeError, match="a sparse weight is not a tensor and has no 'name'"):
+        unborn.name  # noqa: B018
 
 
 def test_a_shared_module_is_swapped_wherever_it_stands(engine: str) -> None:

@@ -15,6 +15,7 @@ from topkast.core import products
 from topkast.core.companion import Companion
 from topkast.core.gradient import Rows, Tape, rows_of
 from topkast.core.loading import check_state
+from topkast.core.not_a_tensor import NotATensor, not_a_tensor
 from topkast.core.reservoir import Reservoir, Theta
 from topkast.core.resize import resize_
 from topkast.core.sets import Counts, Sets
@@ -27,7 +28,7 @@ from topkast.kernels.positions import index_dtype
 from topkast.kernels.source import register
 
 
-class SparseWeight(nn.Module):
+class SparseWeight(NotATensor):
     """For every element of B its position and value; C is known to the reservoir.
 
     `values` is the one Parameter: its object never changes, so an optimizer, DDP or an average may hold on to
@@ -308,12 +309,7 @@ class SparseWeight(nn.Module):
         if func is F.embedding:
             return products.functional_embedding(*args, **kwargs)
         weight = next((a for a in (*args, *kwargs.values()) if isinstance(a, cls)), None)
-        name = "" if weight is None else f" of layer {weight.name!r}"
-        raise TypeError(
-            f"{getattr(func, '__name__', func)} got the sparse weight{name}, which is not a tensor; "
-            "F.linear and F.embedding accept it, `.alpha()` gives a dense copy, "
-            "and `skip` in sparsify leaves the layer dense"
-        )
+        raise not_a_tensor(getattr(func, "__name__", str(func)), weight)
 
     # ---- copies ---------------------------------------------------------------------------------
 
