@@ -69,6 +69,10 @@ def test_names_are_unique_over_sections() -> None:
         ("[model]\nhidden = 256", r"model.hidden must be a list, got 256"),
         ("[model]\nhidden = [256, -1]", r"model.hidden must be at least 1, got -1"),
         ("[train\nsteps = 4", r"is not a TOML file"),
+        ("[train]\nlr = 1" + "0" * 400, r"train.lr must be finite, got a number of 1329 bits"),
+        ("[train]\nsteps = 1" + "0" * 5000, r"config.toml is not a TOML file"),
+        ("a = " + "[" * 20_000, r"config.toml is not a TOML file"),
+        ("format = true", r"has format True, this version of topkast reads format 1"),
         ("format = 7", r"has format 7, this version of topkast reads format 1"),
     ],
 )

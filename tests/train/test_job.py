@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from topkast.train import job, session
-from topkast.train.config import Config
+from topkast.train import job, session, trained
+from topkast.train.config import Config, read_config
 from topkast.train.display import Quiet
 from topkast.train.metrics import read_metrics
 from topkast.train.session import Stopped
@@ -73,7 +73,7 @@ def test_a_job_leaves_its_record_configuration_and_checkpoints(text_file: Path, 
     ]
     assert lines[-1]["parameters"] > 5 * lines[0]["parameters"]["used"] / 2
     again = tmp_path / "again"
-    job.start(job.read_config(out / "config.toml"), again, Quiet())
+    job.start(read_config(out / "config.toml"), again, Quiet())
     assert record(again) == lines
 
 
@@ -129,6 +129,36 @@ def test_a_run_that_crashed_while_a_reference_was_trained_goes_on(
     monkeypatch.setattr(session.Session, "run", run)
     assert job.resume(tmp_path / "cut", Quiet()).is_finished
     assert record(tmp_path / "cut") == record(tmp_path / "whole")
+
+
+def test_a_run_whose_configuration_was_emptied_or_cut_is_not_resumed(text_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    job.start(small(text_file), out, Quiet())
+    path = out / "config.toml"
+    whole, before = path.read_bytes(), record(out)
+    path.write_bytes(b"")
+    message = (
+        r"config.toml is empty: it lacks format, data.task, .*run.tensorboard; put the file back from a copy, "
+        "or start a new run: checkpoints do not hold the options"
+    )
+    for use in (lambda: job.resume(out, Quiet()), lambda: trained.load(out)):
+        with pytest.raises(ValueError, match=message):
+            use()
+    for length in range(len(whole) - 1):  # without its last line end it is still whole
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"config.toml .*; put the file back from a copy"):
+            job.resume(out, Quiet())
+    path.write_bytes(whole[: whole.index(b"[run]")])
+    with pytest.raises(
+        ValueError, match=r"was cut or altered: it lacks run.evaluate_every, .*; put the file"
+    ):
+        job.resume(out, Quiet())
+    path.unlink()
+    with pytest.raises(ValueError, match=r"config.toml is missing; put the file back from a copy"):
+        job.resume(out, Quiet())
+    assert record(out) == before
+    path.write_bytes(whole)
+    assert job.resume(out, Quiet()).is_finished
 
 
 def test_a_finished_run_resumed_changes_nothing(text_file: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from topkast.report.runs import Run
 from topkast.reproduce.cache import Place, place
 from topkast.reproduce.recipe import Recipe
 from topkast.reproduce.scales import Scale
-from topkast.train.config import read_config
+from topkast.train.config import read_run_config
 from topkast.train.resolve import make_method
 from topkast.train.trained import CONFIG
 
@@ -116,7 +116,7 @@ def _find(recipe: Recipe, scale: Scale, seed: int, out: Path) -> Place | None:
 def mean_backward(found: Outcome) -> float:
     """Mean density of the weight gradient over the run, over all sparse layers; 1 for dense (Figure 2b)."""
     run = found.first
-    method = make_method(read_config(run.folder / CONFIG))
+    method = make_method(read_run_config(run.folder / CONFIG))
     if method is None:
         return 1.0
     total = sum(layer.numel for layer in run.layers.values())

@@ -203,6 +203,14 @@ SECTIONS: dict[str, type] = {
     "run": RunOptions,
 }
 
+# Of what `to_toml` writes for every run: the first line, what each section must have for a run to go on, and
+# the last line, so that a file that was cut anywhere lacks one of them.
+_ALWAYS_WRITTEN = (
+    "format", "data.task", "model.model", "method.method", "train.steps", "train.batch", "train.lr",
+    "train.threads", "run.evaluate_every", "run.checkpoint_every", "run.tensorboard",
+)  # fmt: skip
+_WAY_OUT = "put the file back from a copy, or start a new run: checkpoints do not hold the options"
+
 
 def section_of(option_name: str) -> str:
     """The section that has an option; names are unique over all of them."""
@@ -216,17 +224,49 @@ def read_config(path: Path, base: Config | None = None) -> Config:
         ValueError: Not TOML, of another format, or with something that is not an option.
         OSError: It cannot be read.
     """
+    return _config(path, _parse(path), base)
+
+
+def read_run_config(path: Path) -> Config:
+    """The configuration that a run has written into its folder: one with everything filled in.
+
+    Raises:
+        ValueError: It is missing, empty or cut; or see `read_config`.
+    """
     try:
-        values = tomllib.loads(path.read_bytes().decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = _parse(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; {_WAY_OUT}") from None
+    except ValueError as error:
+        raise ValueError(f"{error}; {_WAY_OUT}") from None
+    config = _config(path, values)  # first: a wrong name or value says more
+    missing = [name for name in _ALWAYS_WRITTEN if not _has(values, name)]
+    if missing:
+        state = "is empty" if not values else "was cut or altered"
+        raise ValueError(f"{path} {state}: it lacks {', '.join(missing)}; {_WAY_OUT}")
+    return config
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from None
-    version = values.pop("format", FORMAT)
-    if version != FORMAT:
+
+
+def _config(path: Path, values: Mapping[str, Any], base: Config | None = None) -> Config:
+    version = values.get("format", FORMAT)
+    if type(version) is not int or version != FORMAT:
         raise ValueError(f"{path} has format {version!r}, this version of topkast reads format {FORMAT}")
     try:
-        return (base or Config()).with_values(values)
+        return (base or Config()).with_values({k: v for k, v in values.items() if k != "format"})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _has(values: Mapping[str, Any], name: str) -> bool:
+    section, _, key = name.rpartition(".")
+    return key in (values.get(section, {}) if section else values)
 
 
 def _toml(value: Any) -> str:

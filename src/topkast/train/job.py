@@ -18,7 +18,7 @@ from topkast.methods.base import Method
 from topkast.methods.topkast import TopKAST
 from topkast.planning.traffic import why_alone
 from topkast.train import trained
-from topkast.train.config import Config, read_config
+from topkast.train.config import Config, read_run_config
 from topkast.train.display import Display
 from topkast.train.environment import differences, environment
 from topkast.train.folder import RunFolder
@@ -78,8 +78,8 @@ def start(config: Config, out: Path, display: Display, ranks: Ranks | None = Non
 
 def resume(path: Path, display: Display, ranks: Ranks | None = None) -> Outcome:
     """Goes on with a job, bit for bit where machine, versions, threads and ranks are the same."""
-    with _opened(lambda: RunFolder.resume(path), ranks) as folder:
-        config = Config() if folder is None else read_config(path / CONFIG)
+    with _opened(lambda: _reopen(path), ranks) as folder:
+        config = Config() if folder is None else read_run_config(path / CONFIG)
         if ranks is not None:
             config = ranks.from_first(config)
         trainer = _build(config, make_task(config), ranks)
@@ -89,6 +89,17 @@ def resume(path: Path, display: Display, ranks: Ranks | None = None) -> Outcome:
         session = Session(trainer, _name(trainer), display, folder)
         session.restore()
         return _run(session, display, path)
+
+
+def _reopen(path: Path) -> RunFolder:
+    """The folder of a run whose options can be read: if they cannot, other ranks are told."""
+    folder = RunFolder.resume(path)
+    try:
+        read_run_config(path / CONFIG)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
 
 
 @contextmanager

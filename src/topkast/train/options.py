@@ -69,7 +69,10 @@ class Rule:
 
     def _check_one(self, value: Any) -> Any:
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                raise ValueError(f"must be finite, got a number of {value.bit_length()} bits") from None
         if type(value) is not self.kind:
             raise ValueError(f"must be {_KINDS[self.kind]}, got {value!r}")
         if self.choices and value not in self.choices:

@@ -16,7 +16,7 @@ from topkast.models.network import Network
 from topkast.train import restart, snapshot
 from topkast.train.build import build
 from topkast.train.checkpoint import found, step_of
-from topkast.train.config import Config, read_config
+from topkast.train.config import Config, read_run_config
 from topkast.train.folder import check_marker
 from topkast.train.resolve import make_method
 from topkast.train.snapshot import Snapshot
@@ -73,7 +73,7 @@ def load(run: Path, checkpoint: str = "last", *, engine: str | None = None) -> T
         ValueError: Not a run, no such checkpoint, or a damaged file.
     """
     check_marker(run)
-    config = read_config(run / CONFIG)
+    config = read_run_config(run / CONFIG)
     if engine is not None:
         config = config.with_values({"method": {"engine": engine}})
     network, inputs = _described(run / NAME)
