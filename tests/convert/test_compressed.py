@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
+import random
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -150,3 +155,122 @@ def test_files_that_are_cut_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content[:length])
         with pytest.raises(ValueError, match="cut.safetensors"):
             read_compressed.read(path)
+
+
+EVIL: list[Any] = [
+    None, [], {}, "x", -1, 0, 1e308, 2**63, 2**70, True, [[]], [-1], [0], [2**62], [0, 2**62], [1] * 70,
+    math.nan, "../../etc/passwd", [1, 2, 3], {"a": 1},
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in nested data, as the keys that lead there."""
+    yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+def altered(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    twin = copy.copy(value)
+    twin[path[0]] = altered(value[path[0]], path[1:], new)
+    return twin
+
+
+def hostile_headers(header: dict[str, Any]) -> Iterator[Any]:
+    """The header with each of its parts, those of the tables in its metadata too, replaced by what is evil."""
+    for path in places(header):
+        yield from (altered(header, path, new) for new in EVIL)
+    for table in ("shapes", "tied"):
+        inner = json.loads(header["__metadata__"][table])
+        for path in places(inner):
+            for new in EVIL:
+                yield altered(header, ("__metadata__", table), json.dumps(altered(inner, path, new)))
+    for new in EVIL:
+        yield altered(header, ("__metadata__", "tied"), json.dumps({"z": new}))
+
+
+def split(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and the body of a safetensors file."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def joined(header: Any, body: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def tiny(tmp_path: Path) -> Path:
+    model = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))
+    topkast.sparsify(model, topkast.TopKAST(0.8, 0.5), engine="masked")
+    return write(tmp_path / "tiny.safetensors", model)
+
+
+def test_a_hostile_file_is_a_value_error_with_its_name(tmp_path: Path) -> None:
+    path = tiny(tmp_path)
+    content = path.read_bytes()
+    header, body = split(content)
+    contents = [joined(hostile, body) for hostile in hostile_headers(header)]
+    chance = random.Random(0)
+    for _ in range(1000):
+        flipped = bytearray(content)
+        for _ in range(chance.choice([1, 2, 5])):
+            flipped[chance.randrange(len(flipped))] = chance.randrange(256)
+        contents.append(bytes(flipped))
+    num_refused = 0
+    for hostile in contents:
+        path.write_bytes(hostile)
+        for dense in (True, False):
+            try:
+                read_compressed.read(path, dense)
+            except ValueError as error:
+                assert "tiny.safetensors" in str(error)
+                num_refused += 1
+    assert num_refused > len(contents)
+
+
+def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path) -> None:
+    path = tiny(tmp_path)
+    header, body = split(path.read_bytes())
+    shapes = json.loads(header["__metadata__"]["shapes"])
+    wide = json.dumps({**shapes, "0.weight": [12, 2**20, 2**10]})
+    path.write_bytes(joined(altered(header, ("__metadata__", "shapes"), wide), body))
+    message = (
+        r"up to 0.weight, dense arrays take 51,539,607,552 bytes, more than 67,108,864; "
+        "if you trust the file, give a larger `max_bytes`, or use dense=False"
+    )
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=message):
+            read_compressed.read(path)
+        assert read_compressed.read(path, dense=False)["0.weight"][3] == (12, 2**20, 2**10)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_one_range_of_bytes_cannot_be_many_arrays(tmp_path: Path) -> None:
+    path = tiny(tmp_path)
+    header, body = split(path.read_bytes())
+    entry = {"dtype": "U8", "shape": [len(body)], "data_offsets": [0, len(body)]}
+    path.write_bytes(joined({"__metadata__": header["__metadata__"], "a": entry, "b": entry}, body))
+    with pytest.raises(ValueError, match="b overlaps with another array"):
+        read_compressed.read(path)
+
+
+def test_how_much_memory_dense_arrays_may_take_is_for_the_caller(tmp_path: Path) -> None:
+    path = tiny(tmp_path)
+    needed = 4 * (16 * 12 + 12 * 4)
+    assert read_compressed.read(path, max_bytes=needed)["2.weight"].shape == (4, 12)
+    with pytest.raises(ValueError, match="up to 2.weight, dense arrays take 960 bytes, more than 959"):
+        read_compressed.read(path, max_bytes=needed - 1)
+
+
+def test_a_network_with_few_elements_left_is_within_what_a_file_may_take(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6000, 3000, bias=False))  # 72 MB, beyond what every file may take
+    topkast.sparsify(model, topkast.Static(0.9995), engine="masked")
+    weights = read_compressed.read(write(tmp_path / "net.safetensors", model))
+    assert np.count_nonzero(weights["0.weight"]) == 9000

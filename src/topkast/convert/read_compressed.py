@@ -16,18 +16,27 @@ _TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
+# As many as every version of numpy can have.
+_MAX_DIMS = 32
+# How many bytes of dense arrays a file may ask for: so many times its own, but always this many. An element
+# of A takes more bytes in the file than one in memory, so networks with up to 99.95 % zeros are within.
+_MAX_RATIO, _ALWAYS_ALLOWED = 2000, 1 << 26
 
 
-def read(path: "str | os.PathLike[str]", dense: bool = True) -> dict:
+def read(path: "str | os.PathLike[str]", dense: bool = True, max_bytes: "int | None" = None) -> dict:
     """The arrays of a compressed network, by the names of the dense network's state_dict.
 
     Args:
         path: The file.
         dense: Whether sparse weights are given as dense arrays; else as (values, columns, offsets, shape).
             Tied weights are one and the same object.
+        max_bytes: The most that dense arrays of sparse weights may take, together. By default 2000 times the
+            size of the file, or 64 MiB if that is more: a small file cannot ask for all of the memory.
+            Networks with more than 99.95 % zeros may need a larger one.
 
     Raises:
-        ValueError: It is not such a file, or one that was altered.
+        ValueError: It is not such a file, or one that was altered, or it would take too much memory.
+        OSError: It cannot be read.
     """
     arrays, metadata = _safetensors(path)
     if metadata.get("format") != "topkast-compressed":
@@ -35,6 +44,8 @@ def read(path: "str | os.PathLike[str]", dense: bool = True) -> dict:
     if metadata.get("version") != "1":
         raise ValueError(f"{path} has version {metadata.get('version')!r}, this reader knows version '1'")
     weights = {}
+    limit = max(_MAX_RATIO * os.path.getsize(path), _ALWAYS_ALLOWED) if max_bytes is None else max_bytes
+    total = 0
     for name, shape in _table(path, metadata, "shapes").items():
         parts = [arrays.pop(f"{name}.{part}", None) for part in ("values", "columns", "offsets")]
         if any(part is None for part in parts):
@@ -42,10 +53,17 @@ def read(path: "str | os.PathLike[str]", dense: bool = True) -> dict:
         values, columns, offsets = parts
         _check(f"{path}: {name}", values, columns, offsets, shape)
         sparse = (values, columns, offsets, tuple(shape))
-        weights[name] = _dense(*sparse) if dense else sparse
+        if dense:
+            total += math.prod(shape) * values.itemsize
+            if total > limit:
+                raise ValueError(
+                    f"{path}: up to {name}, dense arrays take {total:,} bytes, more than {limit:,}; "
+                    "if you trust the file, give a larger `max_bytes`, or use dense=False"
+                )
+        weights[name] = _dense(f"{path}: {name}", *sparse) if dense else sparse
     weights.update(arrays)
     for name, owner in _table(path, metadata, "tied").items():
-        if owner not in weights:
+        if not isinstance(owner, str) or owner not in weights:
             raise ValueError(f"{path}: {name} is tied to {owner}, which is not there")
         weights[name] = weights[owner]
     return weights
@@ -61,16 +79,25 @@ def _safetensors(path):
         try:
             header = json.loads(file.read(length))
             metadata = header.pop("__metadata__", {})
-            entries = [(name, entry["dtype"], entry["shape"], *entry["data_offsets"])
+            entries = [(name, entry["dtype"], entry["shape"], entry["data_offsets"])
                        for name, entry in header.items()]  # fmt: skip
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is not a safetensors file: {error!r} in its header") from None
+        if not isinstance(metadata, dict):
+            raise ValueError(f"{path} is not a safetensors file: its metadata are no table")
         arrays = {}
-        for name, kind, shape, start, end in entries:
-            if kind not in _TYPES:
+        left = size - 8 - length  # arrays that overlap would make many out of one
+        for name, kind, shape, offsets in entries:
+            if not isinstance(kind, str) or kind not in _TYPES:
                 raise ValueError(f"{path}: {name} has type {kind!r}; numpy has no such type")
-            if not _are_sizes(shape) or not _are_sizes([start, end]) or end > size - 8 - length:
+            if not _is_shape(shape):
+                raise ValueError(f"{path}: {name} has bad shape {shape!r}")
+            if not _are_sizes(offsets) or len(offsets) != 2 or offsets[1] > size - 8 - length:
                 raise ValueError(f"{path}: {name} lies outside the file, which was cut or altered")
+            start, end = offsets
+            left -= end - start
+            if left < 0:
+                raise ValueError(f"{path}: {name} overlaps with another array")
             dtype = np.dtype(_TYPES[kind])
             if end - start != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"{path}: {name} has {end - start} bytes, not those of shape {shape}")
@@ -81,6 +108,11 @@ def _safetensors(path):
 
 def _are_sizes(numbers):
     return isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
+
+
+def _is_shape(numbers):
+    """Whether numpy can have such an array. A size of zero does not excuse the others."""
+    return _are_sizes(numbers) and len(numbers) <= _MAX_DIMS and math.prod(max(1, n) for n in numbers) < 2**60
 
 
 def _table(path, metadata, name):
@@ -95,7 +127,7 @@ def _table(path, metadata, name):
 
 def _check(where, values, columns, offsets, shape):
     """Every index is in its place, so that whoever computes with them need not look."""
-    if not _are_sizes(shape) or not shape or math.prod(shape) >= 2**62:
+    if not _is_shape(shape) or not shape:
         raise ValueError(f"{where}: bad shape {shape!r}")
     rows = shape[0]
     width = math.prod(shape[1:])
@@ -112,8 +144,11 @@ def _check(where, values, columns, offsets, shape):
         raise ValueError(f"{where}: columns must ascend within a row")
 
 
-def _dense(values, columns, offsets, shape):
-    weight = np.zeros((shape[0], math.prod(shape[1:])), values.dtype)
+def _dense(where, values, columns, offsets, shape):
+    try:
+        weight = np.zeros((shape[0], math.prod(shape[1:])), values.dtype)
+    except MemoryError:
+        raise ValueError(f"{where}: there is no memory for shape {list(shape)}; use dense=False") from None
     row = np.repeat(np.arange(shape[0]), np.diff(offsets.astype(np.int64)))
     weight[row, columns.astype(np.int64)] = values
     return weight.reshape(shape)
