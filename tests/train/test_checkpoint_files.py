@@ -165,7 +165,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "deep manifest": (lambda p: (p / "manifest.json").write_bytes(b"[" * 60_000), r"manifest.json: it is not a manifest"),
     "other format": (other_format, r"manifest.json: it has format 2, this version of topkast reads 1"),
     "other step": (lambda p: forge(p, step=3), r"manifest.json is that of another checkpoint \(step 3\)"),
-    "other files": (lambda p: forge(p, files={}), r"manifest.json is that of another checkpoint"),
+    "other files": (lambda p: forge(p, files={}), r"manifest.json must list state.json and tensors.safetensors, and nothing else"),
     "odd sizes": (lambda p: forge(p, files={"state.json": {"size": 1.0, "sha256": ""}}), r"manifest.json: it is not a manifest"),
     "renamed": (rename_step, r"manifest.json is that of another checkpoint \(step 2\)"),
     "no state": (lambda p: (p / "state.json").unlink(), r"state.json is missing"),

@@ -151,6 +151,8 @@ class _Builder:
                 hash(pair[0])
             except TypeError:
                 raise ValueError(f"a {type(pair[0]).__name__} cannot be a key") from None
+            if isinstance(pair[0], Tensor):
+                raise ValueError("a tensor cannot be a key")
             built.append((pair[0], pair[1]))
         return built
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,8 +59,12 @@ def parse(content: bytes) -> Manifest:
 
 
 def _is_plausible(manifest: Manifest) -> bool:
-    return type(manifest.step) is int and all(
-        type(file["size"]) is int and type(file["sha256"]) is str for file in manifest.files.values()
+    score = manifest.score
+    has_score = score is None or (type(score) is float and math.isfinite(score))
+    return (
+        has_score
+        and type(manifest.step) is int
+        and all(type(file["size"]) is int and type(file["sha256"]) is str for file in manifest.files.values())
     )
 
 

@@ -153,6 +153,14 @@ class RecurrentTask(Task):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         whole: Tensor | None = state["remembered"]
+        if whole is not None:
+            depth, batch, _, width = self.example()[1].shape
+            if not isinstance(whole, Tensor) or whole.ndim != 4 or not whole.is_floating_point():
+                raise ValueError("`remembered` must be a tensor of four dimensions")
+            if (whole.shape[0], whole.shape[1], whole.shape[3]) != (depth, batch, width):
+                raise ValueError(
+                    f"`remembered` must have shape ({depth}, {batch}, …, {width}), got {tuple(whole.shape)}"
+                )
         if whole is not None and self.ranks is not None:
             whole = whole[:, self.share.of(self.batch)].contiguous()
         self._remembered = whole

@@ -71,6 +71,9 @@ def _snapshot(path: Path, state: bytes, tensors: dict[str, Tensor]) -> Snapshot:
         fields = unflatten(json.loads(state), tensors)
         if type(fields) is not dict or {name: type(value) for name, value in fields.items()} != kinds:
             raise ValueError(f"expected {', '.join(kinds)}")
+        for name in ("parts", "generators", "rng", "kept"):
+            if not all(type(key) is str for key in fields[name]):
+                raise ValueError(f"{name} must be by name")
         return Snapshot(**fields)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not the state of a run ({error})") from error

@@ -27,6 +27,8 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: dict[str, Any]) -> None:
     """Puts the global generators where they were."""
     version, words, gauss = state["python"]
+    if not (gauss is None or type(gauss) is float):  # Python would hand it out as it is
+        raise ValueError("the number that Python's generator has ready must be a float")
     random.setstate((version, tuple(words.tolist()), gauss))
     numpy_state = state["numpy"]
     key = numpy_state["state"]["key"].numpy().astype(np.uint32)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from topkast.train.checkpoint import Retention
 from topkast.train.display import Display
 from topkast.train.folder import RunFolder
 from topkast.train.interrupt import Interrupt
+from topkast.train.likeness import short
 from topkast.train.restart import Latest
 from topkast.train.spending import Spending
 from topkast.train.tensorboard import TensorBoard
@@ -44,6 +47,39 @@ class Tally:
     quality: float | None = None
     has_ended: bool = False
     references: list[str] = field(default_factory=list)
+
+    @classmethod
+    def checked(cls, kept: dict[str, Any]) -> Tally:
+        """What a checkpoint has kept.
+
+        Raises:
+            ValueError: Something of another kind, which is named.
+        """
+        for name, value in kept.items():
+            if name not in _RULES:
+                raise ValueError(f"it keeps {short(name)}, which is not known")
+            rule, holds = _RULES[name]
+            if not holds(value):
+                raise ValueError(f"`{name}` must be {rule}, got {short(value)}")
+        return cls(**kept)
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= sys.float_info.max
+
+
+def _is_list(value: Any, kinds: tuple[type, ...]) -> bool:
+    return type(value) is list and all(type(item) in kinds for item in value)
+
+
+# Of a `Tally` in a checkpoint: what each must be.
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("seconds", "flops", "flops_per_step"), ("a finite number, at least 0", _is_amount)),
+    "losses": ("a list of numbers", lambda value: _is_list(value, (float,))),
+    "quality": ("a number or nothing", lambda value: value is None or type(value) is float),
+    "has_ended": ("true or false", lambda value: type(value) is bool),
+    "references": ("a list of names", lambda value: _is_list(value, (str,))),
+}
 
 
 class Session:
@@ -98,12 +134,21 @@ class Session:
         if found.snapshot is None:
             self._cut(0)
             return False
-        kept = snapshot.restore(
-            found.snapshot, self.trainer.parts(), generators={"batches": self.trainer.batches}
-        )
+        try:
+            kept = snapshot.restore(
+                found.snapshot, self.trainer.parts(), generators={"batches": self.trainer.batches}
+            )
+            length = kept.pop("metrics", None)
+            self.tally = Tally.checked(kept)
+            if type(length) is not int:
+                raise ValueError(f"`metrics` must be a whole number, got {short(length)}")
+            self._cut(length)
+        except ValueError as error:
+            raise ValueError(
+                f"the checkpoint {found.path} cannot be used: {error}. Without it, the run goes on from the "
+                "one before"
+            ) from error
         self.trainer.step = found.snapshot.step
-        self._cut(kept.pop("metrics"))
-        self.tally = Tally(**kept)
         return True
 
     def _cut(self, length: int) -> None:

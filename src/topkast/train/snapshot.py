@@ -10,9 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from topkast.train.likeness import check_like
 from topkast.train.rng import rng_state, set_rng_state
 
 _ADVICE = "build the run with the configuration it was saved with"
+# Under which an attached optimizer says what sets its state belongs to (`convert.attach`).
+_TAG = "topkast"
 # What loading a state that does not fit, or was made up, may raise.
 _MISFITS = (RuntimeError, KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError)
 
@@ -95,6 +98,7 @@ def restore(
     _check_names("generators", snapshot.generators, generators)
     for name, part in parts.items():
         load_part(snapshot, name, part)
+    _check_tags(snapshot, parts)
     try:
         for name, generator in generators.items():
             generator.set_state(snapshot.generators[name].clone())
@@ -120,9 +124,12 @@ def load_part(snapshot: Snapshot, name: str, part: Stateful) -> None:
     """
     try:
         saved = snapshot.parts[name]
+        if not isinstance(saved, dict) or saved.keys() != {"type", "state", "metadata"}:
+            raise ValueError("expected its type, state and metadata")
         # An optimizer takes the state of another kind without a word, and fails at its next step.
         if saved["type"] != type(part).__qualname__:
             raise ValueError(f"it is that of a {saved['type']}, got a {type(part).__qualname__}")
+        check_like(part, saved["state"])
         part.load_state_dict(_loadable(part, saved))
     except _MISFITS as error:
         raise ValueError(f"the state of {name!r} does not fit: {error}; {_ADVICE}") from error
@@ -131,9 +138,35 @@ def load_part(snapshot: Snapshot, name: str, part: Stateful) -> None:
 def _loadable(part: Stateful, saved: dict[str, Any]) -> Any:
     if not isinstance(part, torch.nn.Module):
         return _copy(saved["state"])  # optimizers keep the very tensors they are given
+    if not isinstance(saved["state"], dict) or not all(type(key) is str for key in saved["state"]):
+        raise ValueError("the state of a module must be a dict by name")
+    _check_versions(saved["metadata"])
     state = OrderedDict(saved["state"])
     state._metadata = saved["metadata"]  # pyright: ignore[reportAttributeAccessIssue]
     return state
+
+
+def _check_versions(metadata: Any) -> None:
+    """Raises unless these are what torch asks, while it loads, for the version of each module."""
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(entry, dict) for entry in metadata.values()):
+        raise ValueError("its metadata must be a dict of dicts")
+    for path, entry in metadata.items():
+        if not (entry.get("version") is None or type(entry["version"]) is int):
+            raise ValueError(f"the version of module {path!r} must be a whole number")
+
+
+def _check_tags(snapshot: Snapshot, parts: Mapping[str, Stateful]) -> None:
+    """The optimizer's state is by slot, so it must be that of the sets that the model has by now."""
+    for name, part in parts.items():
+        if isinstance(part, torch.optim.Optimizer):
+            saved = snapshot.parts[name]["state"].get(_TAG)
+            if part.state_dict().get(_TAG) != saved:
+                raise ValueError(
+                    f"the state of {name!r} does not fit: it was saved with other sets than the model has; "
+                    f"{_ADVICE}"
+                )
 
 
 def _copy(state: Any) -> Any:
@@ -151,6 +184,6 @@ def _copy(state: Any) -> Any:
 def _check_names(what: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if saved.keys() != given.keys():
         raise ValueError(
-            f"the snapshot has the {what} {sorted(saved)}, got {sorted(given)}; "
+            f"the snapshot has the {what} {sorted(map(str, saved))}, got {sorted(given)}; "
             "give the same names as when it was taken"
         )

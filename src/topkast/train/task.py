@@ -89,4 +89,4 @@ class Task(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes back to where `state_dict` was called."""
         if state:
-            raise ValueError(f"this task remembers nothing, got {sorted(state)}")
+            raise ValueError(f"this task remembers nothing, got {sorted(map(str, state))}")

@@ -78,12 +78,13 @@ def load(run: Path, checkpoint: str = "last", *, engine: str | None = None) -> T
         config = config.with_values({"method": {"engine": engine}})
     network, inputs = _described(run / NAME)
     saved, notes = _snapshot(run, checkpoint)
+    quality = saved.kept.get("quality")
+    if not (quality is None or type(quality) is float):
+        raise ValueError(f"the checkpoint of step {saved.step} in {run} has no number as its quality")
     torch.manual_seed(config.train.seed)
     model, sparse = build(config, network, make_method(config))
     snapshot.load_part(saved, "model", model)
-    return Trained(
-        config, network, inputs, model.eval(), sparse, saved.step, saved.kept.get("quality"), tuple(notes)
-    )
+    return Trained(config, network, inputs, model.eval(), sparse, saved.step, quality, tuple(notes))
 
 
 def _described(path: Path) -> tuple[Network, dict[str, Any]]:

@@ -40,8 +40,10 @@ def read_manifest(folder: Path, step: int) -> Manifest:
         content = manifest.parse(text)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    if content.step != step or content.files.keys() != _FILES:
+    if content.step != step:
         raise CheckpointError(f"{path} is that of another checkpoint (step {content.step})")
+    if content.files.keys() != _FILES:  # before any of them is opened: a name may lead anywhere
+        raise CheckpointError(f"{path} must list {' and '.join(sorted(_FILES))}, and nothing else")
     for name in sorted(_FILES - names):
         raise CheckpointError(f"{folder / name} is missing")
     for name in sorted(names - _FILES - {manifest.NAME}):
