@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import hashlib
 import json
 import os
 import random
@@ -147,6 +148,37 @@ def forge_file(path: Path, name: str, content: bytes) -> None:
     forge(path, files={**files, name: record})
 
 
+def forge_text(path: Path, was: str, now: str) -> None:
+    """A manifest with another text in it, and the digest of all of that."""
+    fields = json.loads((path / "manifest.json").read_bytes())
+    del fields["digest"]
+    text = json.dumps(fields, indent=1) + "\n"
+    assert was in text
+    text = text.replace(was, now)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (path / "manifest.json").write_text(text.removesuffix("\n}\n") + f',\n "digest": "{digest}"\n}}\n')
+
+
+def forge_name(path: Path, name: str) -> None:
+    """A manifest that lists a file elsewhere, with its true size and digest, in place of the state."""
+    files = manifest.parse((path / "manifest.json").read_bytes()).files
+    content = (path / name).read_bytes()
+    record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    forge(path, files={"tensors.safetensors": files["tensors.safetensors"], name: record})
+
+
+def forge_state(path: Path, step: str = "2", parts: str = "[]", kept: str = "[]") -> None:
+    """A state that has all fields, as JSON; its tensor is in `generators`."""
+    dicts = {
+        "parts": parts,
+        "generators": '[["w", {"tensor": "snapshot/parts/w"}]]',
+        "rng": "[]",
+        "kept": kept,
+    }
+    pairs = ", ".join(f'["{name}", {{"dict": {content}}}]' for name, content in dicts.items())
+    forge_file(path, "state.json", f'{{"dict": [["step", {step}], {pairs}]}}'.encode())
+
+
 def other_format(path: Path) -> None:
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace('"format": 1', '"format": 2'))
@@ -167,6 +199,20 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "other step": (lambda p: forge(p, step=3), r"manifest.json is that of another checkpoint \(step 3\)"),
     "other files": (lambda p: forge(p, files={}), r"manifest.json must list state.json and tensors.safetensors, and nothing else"),
     "odd sizes": (lambda p: forge(p, files={"state.json": {"size": 1.0, "sha256": ""}}), r"manifest.json: it is not a manifest"),
+    "a score that is text": (lambda p: forge(p, score="best"), r"manifest.json: it is not a manifest"),
+    "a score that is a truth": (lambda p: forge(p, score=True), r"manifest.json: it is not a manifest"),
+    "a score that is a list": (lambda p: forge(p, score=[1.0]), r"manifest.json: it is not a manifest"),
+    "a score beyond numbers": (lambda p: forge_text(p, '"score": null', '"score": 1e400'), r"manifest.json: it is not a manifest"),
+    "a step beyond numbers": (lambda p: forge_text(p, '"step": 2', '"step": 1' + "0" * 5000), r"manifest.json: it is not a manifest"),
+    "a step that is a truth": (lambda p: forge(p, step=True), r"manifest.json: it is not a manifest"),
+    "a step before the first": (lambda p: forge(p, step=-2), r"manifest.json is that of another checkpoint \(step -2\)"),
+    "a format that is a truth": (lambda p: forge_text(p, '"format": 1', '"format": true'), r"manifest.json: it is not a manifest"),
+    "a deep file entry": (lambda p: forge_text(p, '"score": null', '"score": ' + "[" * 9000 + "]" * 9000), r"manifest.json: it is not a manifest"),
+    "files are a list": (lambda p: forge(p, files=[]), r"manifest.json: it is not a manifest"),
+    "a size that is a truth": (lambda p: forge(p, files={"state.json": {"size": True, "sha256": ""}}), r"manifest.json: it is not a manifest"),
+    "a size below zero": (lambda p: forge_text(p, '"size": ', '"size": -'), r"(state.json|tensors.safetensors) has \d+ bytes, manifest.json says -"),
+    "a file of another checkpoint": (lambda p: forge_name(p, "../step-00000001/state.json"), r"manifest.json must list state.json and tensors.safetensors, and nothing else"),
+    "a file of another folder": (lambda p: forge_name(p, str(Path(__file__).resolve())), r"manifest.json must list state.json and"),
     "renamed": (rename_step, r"manifest.json is that of another checkpoint \(step 2\)"),
     "no state": (lambda p: (p / "state.json").unlink(), r"state.json is missing"),
     "no tensors": (lambda p: (p / "tensors.safetensors").unlink(), r"tensors.safetensors is missing"),
@@ -181,6 +227,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "state is something else": (lambda p: forge_file(p, "state.json", b"[]"), r"state.json is not the state of a run"),
     "state has no fields": (lambda p: forge_file(p, "state.json", b'{"dict": [["a", {"tensor": "snapshot/parts/w"}]]}'), r"state.json .*expected step, parts"),
     "state has huge numbers": (lambda p: forge_file(p, "state.json", b"1" * 10_000), r"state.json is not the state of a run"),
+    "state nests deeply": (lambda p: forge_state(p, kept='[["a", ' + '{"tuple": [' * 2000 + "]}" * 2000 + "]]"), r"state.json is not the state of a run \(.*(deep|recursion)"),
+    "state of a step before the first": (lambda p: forge_state(p, step="-2"), r"state.json is that of step -2, not 2"),
+    "state of a true step": (lambda p: forge_state(p, step="true"), r"state.json .*expected step, parts"),
+    "state of half a step": (lambda p: forge_state(p, step="2.0"), r"state.json .*expected step, parts"),
+    "state of a step beyond numbers": (lambda p: forge_state(p, step="1e400"), r"state.json .*expected step, parts"),
+    "parts by number": (lambda p: forge_state(p, parts='[[1, 2], ["model", 3]]'), r"state.json .*parts must be by name"),
+    "kept by nothing": (lambda p: forge_state(p, kept="[[null, 2]]"), r"state.json .*kept must be by name"),
+    "kept by tensor": (lambda p: forge_state(p, kept='[[{"tensor": "snapshot/parts/w"}, 2]]'), r"state.json .*a tensor cannot be a key"),
+    "kept by list": (lambda p: forge_state(p, kept="[[[], 2]]"), r"state.json .*a list cannot be a key"),
     "tensors are none": (lambda p: forge_file(p, "tensors.safetensors", b"\xff" * 40), r"tensors.safetensors: it is not a safetensors file"),
     "tensors are hostile": (lambda p: forge_file(p, "tensors.safetensors", (64).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[99999999999],"data_offsets":[0,4]}}  abcd'), r"tensors.safetensors: it is not a safetensors file"),
 }  # fmt: skip
@@ -198,6 +253,39 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage: str, t
     with pytest.raises(CheckpointError, match=message):
         restart.read(bad)
     assert reason.startswith(str(bad))
+
+
+def test_a_score_that_is_no_number_does_not_stop_a_run(tmp_path: Path) -> None:
+    put(tmp_path, 1, score=0.5)
+    (path,) = put(tmp_path, 2, score=0.7)
+    forge(path, score="best")
+    put(tmp_path, 3, score=0.1, retention=Retention(last=1))
+    assert steps(tmp_path) == [3, 1]
+
+
+OPENED: list[str] | None = None
+
+
+def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and OPENED is not None:
+        OPENED.append(str(arguments[0]))
+
+
+def test_a_name_that_leads_out_of_the_checkpoint_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = put(tmp_path, 1, 2)
+    (tmp_path / "secret").write_text("secret")
+    sys.addaudithook(_note_opened)  # for good; it notes nothing after this test
+    for name in ("../../secret", str(tmp_path / "secret"), "./state.json"):
+        forge_name(path, name)
+        opened: list[str] = []
+        monkeypatch.setattr(sys.modules[__name__], "OPENED", opened)
+        with pytest.raises(CheckpointError, match="must list state.json and tensors.safetensors"):
+            restart.read(path)
+        monkeypatch.undo()
+        assert opened == [str(path / "manifest.json")]
+        put(tmp_path, 2)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

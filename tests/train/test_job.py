@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from topkast.train import job, session, trained
+from topkast.train import checkpoint, job, restart, session, trained
 from topkast.train.config import Config, read_config
 from topkast.train.display import Quiet
 from topkast.train.metrics import read_metrics
 from topkast.train.session import Stopped
 from topkast.train.trainer import Trainer
+from train.test_checkpoint_files import forge_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -159,6 +164,90 @@ def test_a_run_whose_configuration_was_emptied_or_cut_is_not_resumed(text_file: 
     assert record(out) == before
     path.write_bytes(whole)
     assert job.resume(out, Quiet()).is_finished
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("metrics", "x", r"`metrics` must be a whole number, got 'x'"),
+        ("metrics", True, r"`metrics` must be a whole number, got True"),
+        ("metrics", 10**400, r"the checkpoint was taken at the end of a line"),
+        ("metrics", -1, r"the checkpoint was taken at the end of a line"),
+        ("seconds", "x", r"`seconds` must be a finite number, at least 0, got 'x'"),
+        ("seconds", 10**400, r"`seconds` must be a finite number, at least 0, got a number of 1,329 bits"),
+        ("flops", float("inf"), r"`flops` must be a finite number, at least 0, got inf"),
+        ("losses", 3, r"`losses` must be a list of numbers, got 3"),
+        ("losses", ["x"], r"`losses` must be a list of numbers, got a list"),
+        ("quality", "good", r"`quality` must be a number or nothing, got 'good'"),
+        ("has_ended", 1, r"`has_ended` must be true or false, got 1"),
+        ("references", [1], r"`references` must be a list of names, got a list"),
+        ("more", 1, r"it keeps 'more', which is not known"),
+    ],
+)
+def test_a_forged_record_of_a_run_is_refused_with_the_checkpoint(
+    name: str, value: Any, message: str, text_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    job.start(small(text_file), out, Quiet())
+    saved = restart.latest(out).snapshot
+    assert saved is not None
+    saved.kept[name] = value
+    path = checkpoint.write(out, saved)
+    with pytest.raises(
+        ValueError, match=rf"the checkpoint .*{path.name} cannot be used: .*{message}"
+    ) as caught:
+        job.resume(out, Quiet())
+    assert str(caught.value).endswith("Without it, the run goes on from the one before")
+    if name == "quality":
+        with pytest.raises(ValueError, match="has no number as its quality"):
+            trained.load(out)
+    shutil.rmtree(path)
+    assert job.resume(out, Quiet()).is_finished
+
+
+EVIL: list[Any] = [
+    None,
+    "x",
+    "../../etc",
+    -1,
+    True,
+    1e308,
+    math.nan,
+    2**70,
+    10**400,
+    [],
+    {"dict": []},
+    {"a": 1},
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in nested data, as the keys that lead there."""
+    yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+def test_any_alteration_of_a_state_is_harmless_or_refused(text_file: Path, tmp_path: Path) -> None:
+    pristine = tmp_path / "pristine"
+    job.start(small(text_file, train={"steps": 6}), pristine, Quiet())
+    shutil.rmtree(pristine / "checkpoints" / "step-00000006")
+    state = json.loads((pristine / "checkpoints" / "step-00000003" / "state.json").read_bytes())
+    chance = random.Random(0)
+    for number, path in enumerate(chance.sample(list(places(state)), 40)):
+        run = tmp_path / str(number)
+        shutil.copytree(pristine, run)
+        forged = copy.deepcopy({"": state})
+        holder: Any = forged
+        for key in (keys := ("", *path))[:-1]:
+            holder = holder[key]
+        holder[keys[-1]] = chance.choice(EVIL)
+        forge_file(run / "checkpoints" / "step-00000003", "state.json", json.dumps(forged[""]).encode())
+        try:
+            assert job.resume(run, Quiet()).is_finished
+        except ValueError as error:
+            assert "step-00000003 cannot be used" in str(error)
 
 
 def test_a_finished_run_resumed_changes_nothing(text_file: Path, tmp_path: Path) -> None:

@@ -2,16 +2,108 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from topkast.train import checkpoint, restart, snapshot
+from topkast.train.rng import rng_state, set_rng_state
 from train.conftest import METHODS, OPTIMIZERS, SCHEDULES, Run, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def group(parts: dict[str, Any]) -> dict[str, Any]:
+    return parts["optimizer"]["state"]["param_groups"][0]
+
+
+def first(parts: dict[str, Any]) -> dict[str, Any]:
+    return parts["optimizer"]["state"]["state"][0]
+
+
+def drop(data: dict[Any, Any], key: Any) -> None:
+    del data[key]
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "a rate that is text": (lambda p: group(p).update(lr="x"), r"'optimizer' .*param_groups\[0\]\['lr'\] must be a number .*, got 'x'"),
+    "a rate that is a truth": (lambda p: group(p).update(lr=True), r"'optimizer' .*\['lr'\] must be a number .*, got True"),
+    "a rate that is nothing": (lambda p: group(p).update(lr=None), r"'optimizer' .*\['lr'\] must be a number .*, got None"),
+    "a rate below zero": (lambda p: group(p).update(lr=-1.0), r"'optimizer' .*\['lr'\] must be at least 0, got -1.0"),
+    "a rate beyond floats": (lambda p: group(p).update(lr=10**400), r"'optimizer' .*\['lr'\] must be a number that a float32 can hold, got a number of 1,329 bits"),
+    "a rate beyond float32": (lambda p: group(p).update(lr=1e300), r"'optimizer' .*\['lr'\] must be a number that a float32 can hold, got 1e\+300"),
+    "a rate that is infinite": (lambda p: group(p).update(lr=math.inf), r"'optimizer' .*\['lr'\] must be a number that a float32 can hold, got inf"),
+    "a rate that is not a number": (lambda p: group(p).update(lr=math.nan), r"'optimizer' .*\['lr'\] must be a number that a float32 can hold, got nan"),
+    "no rate": (lambda p: drop(group(p), "lr"), r"'optimizer' .*param_groups\[0\] has no 'lr'"),
+    "betas of one": (lambda p: group(p).update(betas=(0.9, 1.0)), r"'optimizer' .*\['betas'\] must be below 1"),
+    "betas as text": (lambda p: group(p).update(betas=("0.9", 0.9)), r"'optimizer' .*\['betas'\]\[0\] must be a number"),
+    "three betas": (lambda p: group(p).update(betas=(0.9, 0.9, 0.9)), r"'optimizer' .*\['betas'\] must be 2 long"),
+    "another variant": (lambda p: group(p).update(amsgrad=True), r"'optimizer' .*\['amsgrad'\] must be False, got True"),
+    "another implementation": (lambda p: group(p).update(capturable=True), r"'optimizer' .*\['capturable'\] must be False, got True"),
+    "other parameters": (lambda p: group(p)["params"].reverse(), r"'optimizer' .*\['params'\] must be \[0, 1, 2"),
+    "a true parameter": (lambda p: group(p)["params"].__setitem__(1, True), r"'optimizer' .*\['params'\] must be \[0, 1, 2"),
+    "no groups": (lambda p: p["optimizer"]["state"].update(param_groups=[]), r"'optimizer' .*param_groups must be a list of 1"),
+    "state by name": (lambda p: p["optimizer"]["state"]["state"].update(x={}), r"'optimizer' .*state must be by number of parameter, got 'x'"),
+    "state of none": (lambda p: p["optimizer"]["state"]["state"].update({99: {}}), r"'optimizer' .*state must be by number of parameter, got 99"),
+    "a state that is a list": (lambda p: p["optimizer"]["state"].update(state=[]), r"'optimizer' .*state must be a dict, got a list"),
+    "half a state": (lambda p: drop(first(p), "exp_avg_sq"), r"'optimizer' .*state\[0\] has no 'exp_avg_sq'"),
+    "a state of another shape": (lambda p: first(p).update(exp_avg=torch.zeros(3)), r"'optimizer' .*\['exp_avg'\] must be one number, or of shape \(96,\), got \(3,\)"),
+    "a state that is text": (lambda p: first(p).update(exp_avg="x"), r"'optimizer' .*\['exp_avg'\] must be a number"),
+    "a state that is one number": (lambda p: first(p).update(exp_avg=torch.zeros(())), r"'optimizer' .*\['exp_avg'\] must be a tensor shaped like the parameter"),
+    "a count below zero": (lambda p: first(p).update(step=torch.tensor(-1.0)), r"'optimizer' .*\['step'\] must be at least 0"),
+    "other sets": (lambda p: p["optimizer"]["state"]["topkast"].update(mid="0" * 16), r"'optimizer' .*saved with other sets than the model has"),
+    "no sets": (lambda p: drop(p["optimizer"]["state"], "topkast"), r"'optimizer' .*saved with other sets than the model has"),
+    "an epoch that is text": (lambda p: p["schedule"]["state"].update(last_epoch="x"), r"'schedule' .*it\['last_epoch'\] must be a number"),
+    "no epoch": (lambda p: drop(p["schedule"]["state"], "last_epoch"), r"'schedule' .*it has no 'last_epoch'"),
+    "no rates": (lambda p: p["schedule"]["state"].update(base_lrs=[]), r"'schedule' .*it\['base_lrs'\] must be 1 long"),
+    "a schedule that is a list": (lambda p: p["schedule"].update(state=[1]), r"'schedule' .*it must be a dict, got a list"),
+    "a version that is text": (lambda p: p["model"]["metadata"]["norm"].update(version="x"), r"'model' .*the version of module 'norm' must be a whole number"),
+    "versions that are a list": (lambda p: p["model"].update(metadata=[]), r"'model' .*metadata must be a dict of dicts"),
+    "a model that is a list": (lambda p: p["model"].update(state=[1]), r"'model' .*must be a dict by name"),
+    "a model by number": (lambda p: p["model"]["state"].update({1: 2}), r"'model' .*must be a dict by name"),
+    "a bias of another shape": (lambda p: p["model"]["state"].update({"mid.bias": torch.zeros(2)}), r"'model' does not fit: Error.*\n\tsize mismatch for mid.bias"),
+    "a part without its type": (lambda p: drop(p["model"], "type"), r"'model' .*expected its type, state and metadata"),
+    "a part that is a number": (lambda p: p.update(model=3), r"'model' .*expected its type, state and metadata"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_forged_state_with_the_right_digests_is_refused(case: str, tmp_path: Path) -> None:
+    run = Run.build(0)
+    run.train(0, 4)
+    checkpoint.write(tmp_path, run.take(4))
+    saved = restart.latest(tmp_path).snapshot
+    assert saved is not None
+    alter, message = FORGED[case]
+    alter(saved.parts)
+    checkpoint.write(tmp_path, saved)  # with its true digests
+    forged = restart.latest(tmp_path)
+    assert forged.damaged == {}
+    assert forged.snapshot is not None
+    with pytest.raises(ValueError, match=rf"the state of {message}"):
+        Run.build(1).restore(forged.snapshot)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("python", (3, torch.zeros(625, dtype=torch.int64), "x")), ("python", 5), ("torch", torch.zeros(3)), ("numpy", {})],
+)  # fmt: skip
+def test_forged_generators_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    run = Run.build(0)
+    saved = run.take(0)
+    saved.rng[name] = value
+    checkpoint.write(tmp_path, saved)
+    forged = restart.latest(tmp_path).snapshot
+    assert forged is not None
+    before = rng_state()
+    with pytest.raises(ValueError, match="the random number generators of step 0 do not fit"):
+        run.restore(forged)
+    set_rng_state(before)
 
 
 def assert_continues(tmp_path: Path, **options: Any) -> None:
