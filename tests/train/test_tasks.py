@@ -90,6 +90,15 @@ def test_memory_goes_from_step_to_step_and_is_dropped_where_streams_begin(text_f
     assert task.loss(model, steps + 1, generator).item() == again
 
 
+@pytest.mark.parametrize(
+    "forged", ["x", 3, [1.0], torch.zeros(4), torch.zeros(2, 2, 8, 3), torch.zeros(1, 1, 1, 1).long()]
+)
+def test_a_memory_of_another_form_is_refused_when_it_is_loaded(forged: Any, text_file: Path) -> None:
+    task = RecurrentTask(data=text_file, **SIZES)
+    with pytest.raises(ValueError, match="`remembered` must (be a tensor of four dimensions|have shape)"):
+        task.load_state_dict({"remembered": forged})
+
+
 def test_quality_is_taken_with_the_long_memory(text_file: Path) -> None:
     task = RecurrentTask(data=text_file, **SIZES, eval_memory=24)
     torch.manual_seed(0)

@@ -78,12 +78,15 @@ def load(run: Path, checkpoint: str = "last", *, engine: str | None = None) -> T
         config = config.with_values({"method": {"engine": engine}})
     network, inputs = _described(run / NAME)
     saved, notes = _snapshot(run, checkpoint)
-    quality = saved.kept.get("quality")
-    if not (quality is None or type(quality) is float):
-        raise ValueError(f"the checkpoint of step {saved.step} in {run} has no number as its quality")
     torch.manual_seed(config.train.seed)
     model, sparse = build(config, network, make_method(config))
-    snapshot.load_part(saved, "model", model)
+    quality = saved.kept.get("quality")
+    try:
+        if not (quality is None or type(quality) is float):
+            raise ValueError("its quality is no number")
+        snapshot.load_part(saved, "model", model)
+    except ValueError as error:
+        raise ValueError(f"the checkpoint of step {saved.step} in {run} cannot be used: {error}") from error
     return Trained(config, network, inputs, model.eval(), sparse, saved.step, quality, tuple(notes))
 
 
