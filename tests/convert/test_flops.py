@@ -148,8 +148,8 @@ def test_each_pass_costs_its_set() -> None:
 
 def test_inputs_that_want_a_gradient_and_frozen_weights_are_told_apart() -> None:
     model = MLP([20, 64, 5])
-    model[0].weight.requires_grad_(False)
     handle = topkast.sparsify(model, METHOD, skip=["2"])
+    model[0].weight.requires_grad_(False)
     count = flops(model, handle.weights, torch.randn(7, 20, requires_grad=True))
     first, last = count.layers
     assert (first.dense_input_grad, first.dense_weight_grad) == (first.dense_forward, 0)

@@ -216,3 +216,22 @@ def test_init_is_for_implicit_reservoirs() -> None:
         topkast.sparsify(nn.Sequential(nn.Linear(8, 8)), METHOD, init="torch")
     with pytest.raises(ValueError, match="'stored' or 'implicit', got 'none'"):
         topkast.sparsify(nn.Sequential(nn.Linear(8, 8)), METHOD, reservoir="none")  # pyright: ignore
+
+
+def test_a_frozen_table_on_the_meta_device_is_computed_by_what_contains_it() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(7, 8).requires_grad_(False)
+            self.inner = nn.Linear(8, 8)
+
+    def initialise(module: nn.Module) -> None:
+        if isinstance(module, Encoder):
+            module.table.weight.copy_(torch.arange(56.0).view(7, 8))
+
+    model = on_meta(lambda: nn.Sequential(Encoder(), nn.Linear(8, 8)))
+    handle = implicit(model, initialise=initialise)
+    assert list(handle.layers) == ["0.inner", "1"]
+    assert handle.left_dense["0.table"].startswith("frozen (requires_grad=False)")
+    assert torch.equal(model[0].table.weight, torch.arange(56.0).view(7, 8))
+    assert not model[0].table.weight.requires_grad

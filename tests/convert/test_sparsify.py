@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import topkast
+from topkast.convert.recipe import follow_recipe, recipe
 
 
 class Net(nn.Module):
@@ -208,14 +209,61 @@ def test_engines_that_cannot_do_a_layer_fall_back_and_say_so() -> None:
     assert "other engine: 1 uses masked: csr has no 3-D convolution" in str(sparse)
 
 
-def test_frozen_layers_stay_frozen() -> None:
-    model = nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 6))
+FROZEN = "frozen (requires_grad=False); unfreeze it before sparsify to make it sparse"
+
+
+def test_frozen_weights_are_left_dense_and_listed() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = nn.Embedding(9, 6)
+            self.embedding, self.head = nn.Embedding(9, 6), nn.Linear(6, 9)
+            self.attention = nn.MultiheadAttention(6, 2)
+            self.trained = nn.Linear(6, 6)
+            self.head.weight = self.embedding.weight
+            for frozen in (self.position, self.embedding, self.attention.in_proj_weight):
+                frozen.requires_grad_(False)
+
+    model = Frozen()
+    before = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     sparse = topkast.sparsify(model, METHOD)
-    assert not sparse.layers["0"].weight.values.requires_grad
-    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-    model(torch.randn(3, 6)).sum().backward()
-    optimizer.step()
-    assert sparse.layers["0"].weight.steps == 1
+    assert list(sparse.layers) == ["attention.out_proj", "trained"]
+    projections = [f"attention.{name}_proj" for name in "qkv"]
+    assert sparse.left_dense == dict.fromkeys(["position", "embedding", "head", *projections], FROZEN)
+    assert f"left dense: position ({FROZEN})" in str(sparse)
+    assert model.head.weight is model.embedding.weight
+    packed = torch.cat([model.attention.get_submodule(f"{n}_proj").weight for n in "qkv"])
+    after = {"attention.in_proj_weight": packed, **dict(model.named_parameters())}
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert not any(after[name].requires_grad for name in before)
+
+
+def test_a_frozen_layer_may_be_named_by_skip_and_be_the_first() -> None:
+    model = nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 6), nn.Linear(6, 6))
+    sparse = topkast.sparsify(model, METHOD, skip=["0"])
+    assert sparse.left_dense == {"0": "skip: 0"}
+    model = nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 6), nn.Linear(6, 6))
+    assert list(topkast.sparsify(model, METHOD, keep_dense="first").layers) == ["1", "2"]
+
+
+def test_a_model_that_is_all_frozen_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no layer is left to make sparse: 0: frozen .*unfreeze it before"):
+        topkast.sparsify(nn.Sequential(nn.Linear(6, 6)).requires_grad_(False), METHOD)
+
+
+def test_a_recipe_makes_frozen_layers_sparse_that_it_has_as_sparse() -> None:
+    """As in checkpoints of models that were frozen after `sparsify`."""
+    written = recipe(topkast.sparsify(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), METHOD))
+    model = nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 6))
+    sparse = follow_recipe(model, written)
+    assert list(sparse.layers) == ["0", "1"]
+    assert [w.values.requires_grad for w in sparse.weights.values()] == [False, True]
+
+    model = nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 6))
+    model[1].weight.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="not finite"):
+        follow_recipe(model, written)
+    assert not model[0].weight.requires_grad
 
 
 NAN = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))

@@ -17,6 +17,7 @@ from topkast.core.sets import Counts
 from topkast.models import MLP, Decoder, ResNet50
 from topkast.planning.footprint import PARTS
 from topkast.planning.forecast import Forecast, forecast, largest_sets
+from topkast.planning.survey import survey
 from topkast.planning.traffic import ring_bytes, seconds, why_alone
 from topkast.train.image_task import ImageTask
 
@@ -284,3 +285,10 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
 def test_a_schedule_that_ends_after_the_run_is_refused() -> None:
     with pytest.raises(ValueError, match="RigL ends at step 100, beyond the run of 50 steps"):
         planned("mlp", METHODS["RigL"], steps=50)
+
+
+def test_frozen_weights_stay_dense_in_a_plan_as_in_sparsify() -> None:
+    model = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8))
+    found = survey(model, topkast.TopKAST(0.9, 0.8))
+    assert [weight.name for weight in found.weights] == ["1"]
+    assert found.left_dense["0"].startswith("frozen (requires_grad=False)")

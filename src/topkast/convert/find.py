@@ -11,6 +11,8 @@ from topkast.nn.attention import PROJECTIONS, MultiheadAttention
 from topkast.nn.base import SparseLayer
 from topkast.nn.registry import counterpart, is_known_kind, obstacle
 
+FROZEN = "frozen (requires_grad=False); unfreeze it before sparsify to make it sparse"
+
 
 @dataclass
 class Candidate:
@@ -141,3 +143,14 @@ def _group(holders: dict[int, list[tuple[str, int]]], findings: Findings) -> Non
                 findings.left_dense[name] = f"its weight is also {', '.join(foreign)}"
         else:
             findings.groups.append(group)
+
+
+def leave_frozen(groups: list[WeightGroup], findings: Findings) -> list[WeightGroup]:
+    """The groups that are trained; the others are added to `findings.left_dense`.
+
+    A weight without a gradient keeps its values: sparsity would zero most of a position table.
+    """
+    for group in groups:
+        if not group.parameter.requires_grad:
+            findings.left_dense.update(dict.fromkeys(group.names, FROZEN))
+    return [group for group in groups if group.parameter.requires_grad]

@@ -110,6 +110,10 @@ def bring_to_life(model: nn.Module, device: torch.device, seed: int, initialise:
                 start()
             if initialise is not None and not isinstance(module, SparseLayer):
                 initialise(module)
+    for path, module in _around_frozen(model, waiting) if initialise is not None else ():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_key(seed, path))
+            initialise(module)
     for path, module in model.named_modules():
         if isinstance(module, MultiheadAttention) and any(
             m is c for _, m in waiting for c in module.children()
@@ -117,6 +121,20 @@ def bring_to_life(model: nn.Module, device: torch.device, seed: int, initialise:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive_key(seed, path))
                 module.start()
+
+
+def _around_frozen(model: nn.Module, waiting: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """The modules that contain a frozen weight of another one, innermost first.
+
+    A frozen table is computed, not drawn, and often its parent computes it (Whisper's sinusoids).
+    """
+    known = {id(module) for _, module in waiting}
+    paths = [path for path, m in waiting if any(not p.requires_grad for p in m.parameters(recurse=False))]
+    return [
+        (path, module)
+        for path, module in reversed(list(model.named_modules()))
+        if id(module) not in known and any(p.startswith(f"{path}." if path else "") for p in paths)
+    ]
 
 
 def _meta_names(module: nn.Module) -> list[str]:

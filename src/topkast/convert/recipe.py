@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
@@ -91,20 +92,37 @@ def follow_recipe(model: nn.Module, data: Any, initialise: Initialise | None = N
         check_engine(entry["engine"])
     layers = {layer for entry in weights.values() for layer in entry["layers"]}
     initial = {n: _initial(n, entry["initial"]) for n, entry in weights.items() if entry.get("initial")}
-    sparse = sparsify(
-        model,
-        method,
-        skip=lambda name, _: name not in layers,
-        distribution={name: _sparsities(entry) for name, entry in weights.items()},
-        reservoir="implicit" if is_implicit(data) else "stored",
-        init=initial or None,
-        initialise=initialise if initial else None,
-    )
+    with _unfrozen({name: modules[name] for name in layers}) as frozen:
+        sparse = sparsify(
+            model,
+            method,
+            skip=lambda name, _: name not in layers,
+            distribution={name: _sparsities(entry) for name, entry in weights.items()},
+            reservoir="implicit" if is_implicit(data) else "stored",
+            init=initial or None,
+            initialise=initialise if initial else None,
+        )
+        for name in frozen & set(sparse.layers):
+            sparse.layers[name].weight.requires_grad_(False)
     if list(sparse.weights) != list(weights):
         raise ValueError("the model's tied weights are not those of the recipe: it is of another model")
     for name, weight in sparse.weights.items():
         weight.engine = weights[name]["engine"]
     return sparse
+
+
+@contextmanager
+def _unfrozen(layers: Mapping[str, nn.Module]) -> Generator[set[str]]:
+    """Lets `sparsify` take frozen weights that the recipe has as sparse: its state is to be loaded there."""
+    weights = {n: m.weight for n, m in layers.items() if isinstance(m.weight, nn.Parameter)}
+    frozen = {name: weight for name, weight in weights.items() if not weight.requires_grad}
+    try:
+        for weight in frozen.values():
+            weight.requires_grad_(True)
+        yield set(frozen)
+    finally:
+        for weight in frozen.values():
+            weight.requires_grad_(False)
 
 
 def is_implicit(data: Any) -> bool:

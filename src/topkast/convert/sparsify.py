@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.convert.choose import Skip, choose
-from topkast.convert.find import Findings, WeightGroup, find
+from topkast.convert.find import Findings, WeightGroup, find, leave_frozen
 from topkast.convert.handle import Handle
 from topkast.convert.meta import Init, Initialise, bring_to_life, check_init, check_rest, initial_of
 from topkast.core.build import implicit_moment, implicit_weight, stored_moment, stored_weight
@@ -41,8 +41,8 @@ def sparsify(
     """Makes a model sparse, in place, and returns the handle to it.
 
     Every Linear, Conv1d/2d/3d, Embedding, attention projection and Hugging Face Conv1D is swapped for its
-    sparse counterpart, tied weights stay tied; biases, norms and everything else stay dense. Create the
-    optimizer afterwards and pass it to `Handle.attach`.
+    sparse counterpart, tied weights stay tied; biases, norms and everything else stay dense. So do weights
+    that are frozen (``requires_grad=False``). Create the optimizer afterwards and pass it to `Handle.attach`.
 
     Args:
         model: Changed in place. If anything is wrong it is left as it was.
@@ -67,7 +67,7 @@ def sparsify(
             …), `topkast.Normal(0.02)` and the like, or a mapping from names or globs to these. By default
             each layer's own.
         initialise: With an implicit reservoir, called with each module that stays dense and was on the meta
-            device, after its own `reset_parameters`.
+            device, after its own `reset_parameters`; then with the modules that contain a frozen one.
         device: With an implicit reservoir, where the model comes to life.
 
     Raises:
@@ -87,7 +87,7 @@ def sparsify(
         raise ValueError(
             "the model is itself a single layer, which cannot be swapped in place: wrap it in nn.Sequential"
         )
-    groups = choose(findings, skip, keep_dense)
+    groups = leave_frozen(choose(findings, skip, keep_dense), findings)
     if not groups:
         raise ValueError(_nothing_to_do(findings))
     counts = spread(
@@ -214,10 +214,8 @@ def _first_sets(
 def _keep_weight(
     group: WeightGroup, method: Method, counts: Counts, seed: int, sets: Sets | None
 ) -> SparseWeight:
-    key, grad = derive_key(seed, group.name), group.parameter.requires_grad
-    return stored_weight(
-        group.parameter, method, counts, name=group.name, key=key, requires_grad=grad, sets=sets
-    )
+    key = derive_key(seed, group.name)
+    return stored_weight(group.parameter, method, counts, name=group.name, key=key, sets=sets)
 
 
 def _draw_weight(
@@ -240,7 +238,6 @@ def _draw_weight(
             key=derive_key(seed, group.name),
             dtype=group.parameter.dtype,
             device=device,
-            requires_grad=group.parameter.requires_grad,
             sets=sets,
         )
     except ValueError as error:

@@ -47,7 +47,6 @@ def stored_weight(
     *,
     name: str,
     key: int,
-    requires_grad: bool = True,
     sets: Sets | None = None,
 ) -> SparseWeight:
     """From a dense θ⁰, which is kept where the method may fetch from it.
@@ -68,7 +67,6 @@ def stored_weight(
         name=name,
         key=key,
         explore_until=method.exploration_end(),
-        requires_grad=requires_grad,
         target=counts,
         is_resizable=method.resizes,
         companion=_companion(method, moment, sets, flat),
@@ -104,7 +102,6 @@ def implicit_weight(
     key: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    requires_grad: bool = True,
     sets: Sets | None = None,
 ) -> SparseWeight:
     """With a θ⁰ that exists as a stream only: nothing of dense size is made.
@@ -124,7 +121,6 @@ def implicit_weight(
         name=name,
         key=key,
         explore_until=method.exploration_end(),
-        requires_grad=requires_grad,
         target=counts,
         is_resizable=method.resizes,
         companion=_companion(method, moment, sets, values.to(device)),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from topkast.convert.choose import Skip, choose
-from topkast.convert.find import WeightGroup, find
+from topkast.convert.find import WeightGroup, find, leave_frozen
 from topkast.convert.standins import unpacked_attention
 from topkast.core.distribution import Distribution, spread
 from topkast.core.sets import Counts
@@ -102,7 +102,7 @@ def survey(
     # Unpacked, so that projections have Parameters of their own, as they will.
     with unpacked_attention(model) as unpacked:
         findings = find(unpacked)
-        groups = choose(findings, skip, keep_dense)
+        groups = leave_frozen(choose(findings, skip, keep_dense), findings)
         if not groups:
             raise ValueError("no layer is left to make sparse: keep fewer of them dense")
         ours = {id(group.parameter) for group in groups}
