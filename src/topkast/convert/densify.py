@@ -12,6 +12,7 @@ from topkast.core.local import forget_local
 from topkast.core.weight import SparseWeight
 from topkast.nn.attention import MultiheadAttention
 from topkast.nn.base import SparseLayer
+from topkast.nn.belongings import HOOKS, attributes, tags, take_over
 
 
 def densify(model: nn.Module) -> nn.Module:
@@ -33,10 +34,13 @@ def densify(model: nn.Module) -> nn.Module:
         if layer.weight not in weights:
             requires_grad = layer.weight.values.requires_grad
             weights[layer.weight] = nn.Parameter(layer.alpha(), requires_grad=requires_grad)
+            vars(weights[layer.weight]).update(tags(layer.weight.values))
         twin = layer.to_dense(weights[layer.weight]).train(layer.training)
         memo[id(layer)] = twin
         if layer.bias is not None:  # a bias that stands in another place too (BERT's) stays one
             twin.register_parameter("bias", memo.setdefault(id(layer.bias), twin.bias))
+    for layer in sparse:  # once all twins are known, which hooks and attributes may refer to
+        _give_back(memo[id(layer)], layer, memo)
     dense = copy.deepcopy(model, memo)
     for parent in list(dense.modules()):
         for name, child in list(parent._modules.items()):
@@ -45,6 +49,15 @@ def densify(model: nn.Module) -> nn.Module:
     _drop_load_hook(dense)
     forget_local(dense)
     return dense.to_packed() if isinstance(dense, MultiheadAttention) else dense
+
+
+def _give_back(twin: nn.Module, layer: SparseLayer, memo: dict[int, Any]) -> None:
+    """The hooks on a layer, and what was put on it, as a copy of the layer would have them."""
+    extra = attributes(layer, {*vars(twin), *layer.private})
+    take_over(twin, layer, copy.deepcopy(extra, memo))
+    for name in HOOKS:
+        if name in vars(twin):
+            setattr(twin, name, copy.deepcopy(getattr(twin, name), memo))
 
 
 def _drop_load_hook(model: nn.Module) -> None:

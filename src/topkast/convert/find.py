@@ -9,7 +9,7 @@ from torch import nn
 
 from topkast.nn.attention import PROJECTIONS, MultiheadAttention
 from topkast.nn.base import SparseLayer
-from topkast.nn.registry import counterpart, is_known_kind, obstacle
+from topkast.nn.registry import attention_obstacle, counterpart, is_known_kind, obstacle
 
 FROZEN = "frozen (requires_grad=False); unfreeze it before sparsify to make it sparse"
 
@@ -66,9 +66,9 @@ def find(model: nn.Module) -> Findings:
     for name, module in model.named_modules():
         if id(module) in handled:
             continue
-        if type(module) is nn.MultiheadAttention:
+        if isinstance(module, nn.MultiheadAttention):
             handled.update(id(child) for child in module.modules())
-            reason = _attention_obstacle(module, holders)
+            reason = attention_obstacle(module) or _shared_projection(module, holders)
             if reason is not None:
                 findings.left_dense[name] = reason
                 continue
@@ -117,7 +117,7 @@ def _parameter_holders(model: nn.Module) -> dict[int, list[tuple[str, int]]]:
     return holders
 
 
-def _attention_obstacle(
+def _shared_projection(
     module: nn.MultiheadAttention, holders: dict[int, list[tuple[str, int]]]
 ) -> str | None:
     for parameter in module.parameters():
@@ -137,7 +137,7 @@ def _group(holders: dict[int, list[tuple[str, int]]], findings: Findings) -> Non
     for key, group in groups.items():
         known = {id(member.layer) for member in group.members}
         foreign = [name for name, holder in holders[key] if holder not in known]
-        # (The projections of an unpacked attention are its own: `_attention_obstacle` saw to that.)
+        # (The projections of an unpacked attention are its own: `_shared_projection` saw to that.)
         if foreign and group.members[0].attention is None:
             for name in group.names:
                 findings.left_dense[name] = f"its weight is also {', '.join(foreign)}"

@@ -21,6 +21,8 @@ from topkast.core.weight import SparseWeight
 from topkast.kernels.engines import check_engine, why_not
 from topkast.methods.base import Method
 from topkast.nn.base import SparseLayer
+from topkast.nn.belongings import tags, take_over
+from topkast.nn.registry import belongings
 
 
 def sparsify(
@@ -115,6 +117,7 @@ def sparsify(
             weight = _draw_weight(group, method, counts[group.name], seed, init, device, first)
         else:
             weight = _keep_weight(group, method, counts[group.name], seed, first)
+        vars(weight.values).update(tags(group.parameter))
         for member in group.members:
             replacements[id(member.layer)] = _make_layer(member.sparse_type, member.layer, weight)
         _choose_engine(weight, group, replacements, engine, fallbacks)
@@ -246,26 +249,8 @@ def _draw_weight(
 
 def _make_layer(sparse_type: type[SparseLayer], dense: nn.Module, weight: SparseWeight) -> SparseLayer:
     layer = sparse_type.from_dense(dense, weight)
-    _take_over_hooks(layer, dense)
+    take_over(layer, dense, belongings(dense))
     return layer.train(dense.training)
-
-
-# What a user may have registered on a layer before it was swapped.
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-
-
-def _take_over_hooks(new: nn.Module, old: nn.Module) -> None:
-    for name in (*_HOOKS, "_is_full_backward_hook"):
-        if name in old.__dict__:
-            setattr(new, name, getattr(old, name))
 
 
 def _choose_engine(
@@ -291,7 +276,7 @@ def _swap(model: nn.Module, findings: Findings, replacements: dict[int, nn.Modul
     for path, attention in findings.attentions.items():
         if any(id(child) in replacements for child in attention.children()):
             original = model.get_submodule(path)
-            _take_over_hooks(attention, original)
+            take_over(attention, original, belongings(original))
             replacements[id(original)] = attention
             _replace_children(attention, replacements)
     for parent in list(model.modules()):

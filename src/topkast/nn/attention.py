@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from topkast.nn.belongings import attributes, tags, take_over
+
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -85,6 +87,7 @@ class MultiheadAttention(nn.Module):
             packed.in_proj_bias = _packed([p.bias for p in projections])
         packed.out_proj.weight, packed.out_proj.bias = self.out_proj.weight, self.out_proj.bias
         packed.bias_k, packed.bias_v = self.bias_k, self.bias_v
+        take_over(packed, self, attributes(self, vars(packed)))
         return packed.train(self.training)
 
     def forward(
@@ -188,14 +191,20 @@ def _unpack(original: nn.MultiheadAttention) -> tuple[list[nn.Parameter], list[n
 
 
 def _split(packed: nn.Parameter) -> list[nn.Parameter]:
-    return [
+    parts = [
         nn.Parameter(part.detach().clone(), requires_grad=packed.requires_grad) for part in packed.chunk(3)
     ]
+    for part in parts:
+        vars(part).update(tags(packed))
+    return parts
 
 
 def _packed(parts: list[Tensor]) -> nn.Parameter:
     joined = torch.cat([p.detach() for p in parts])
-    return nn.Parameter(joined, requires_grad=any(p.requires_grad for p in parts))
+    packed = nn.Parameter(joined, requires_grad=any(p.requires_grad for p in parts))
+    for part in parts:
+        vars(packed).update(tags(part))
+    return packed
 
 
 def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:

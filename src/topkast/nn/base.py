@@ -17,6 +17,7 @@ from topkast.core.weight import SparseWeight
 from topkast.kernels.auto import Auto
 from topkast.kernels.engine import ConvGeometry, Engine
 from topkast.kernels.engines import check_engine, why_not
+from topkast.nn.belongings import tags
 from topkast.nn.start import own_initial, start_bias
 
 
@@ -39,11 +40,13 @@ class SparseLayer(nn.Module):
         kind: Which products it needs: "linear", "conv" or "embedding".
         label: What it replaces, for tables.
         dense_type: The torch layer it is like, or None if it cannot be constructed by itself.
+        private: Attributes of its own that its dense twin has no use for.
     """
 
     kind: str
     label: str
     dense_type: type[nn.Module] | None = None
+    private: tuple[str, ...] = ()
     weight: SparseWeight
     bias: nn.Parameter | None
 
@@ -159,5 +162,6 @@ class SparseLayer(nn.Module):
         if self.bias is not None:
             bias = self.bias
             copy = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+            vars(copy).update(tags(bias))
             layer.register_parameter("bias", copy)
         return layer

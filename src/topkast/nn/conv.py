@@ -17,6 +17,7 @@ class _Conv(SparseLayer):
     """A convolution with every stride, padding, padding mode, dilation and number of groups of torch's."""
 
     kind = "conv"
+    private = ("_pads", "_pads_first", "_geometry")
 
     def _take(self, layer: Any, weight: SparseWeight) -> None:
         super()._take(layer, weight)

@@ -39,6 +39,7 @@ class Conv1D(SparseLayer):
 
     kind = "linear"
     label = "Conv1D (HF)"
+    private = ("_original",)
 
     def _take(self, layer: Any, weight: SparseWeight) -> None:
         super()._take(layer, weight)
