@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from topkast.convert.huggingface import uninform
 from topkast.core.loading import check_states
 from topkast.core.local import forget_local
 from topkast.core.weight import SparseWeight
@@ -46,7 +47,8 @@ def densify(model: nn.Module) -> nn.Module:
         for name, child in list(parent._modules.items()):
             if isinstance(child, MultiheadAttention):
                 setattr(parent, name, child.to_packed())
-    _drop_load_hook(dense)
+    _drop_load_hooks(dense)
+    uninform(dense)
     forget_local(dense)
     return dense.to_packed() if isinstance(dense, MultiheadAttention) else dense
 
@@ -60,7 +62,8 @@ def _give_back(twin: nn.Module, layer: SparseLayer, memo: dict[int, Any]) -> Non
             setattr(twin, name, copy.deepcopy(getattr(twin, name), memo))
 
 
-def _drop_load_hook(model: nn.Module) -> None:
-    hooks = model._load_state_dict_pre_hooks
-    for key in [k for k, h in hooks.items() if getattr(h, "hook", h) is check_states]:
-        del hooks[key]
+def _drop_load_hooks(model: nn.Module) -> None:
+    for module in model.modules():  # the model that was made sparse may be a part of this one
+        hooks = module._load_state_dict_pre_hooks
+        for key in [k for k, h in hooks.items() if getattr(h, "hook", h) is check_states]:
+            del hooks[key]

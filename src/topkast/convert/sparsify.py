@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from topkast.convert.choose import Skip, choose
 from topkast.convert.find import Findings, WeightGroup, find, leave_frozen
 from topkast.convert.handle import Handle
+from topkast.convert.huggingface import inform
 from topkast.convert.meta import Init, Initialise, bring_to_life, check_init, check_rest, initial_of
 from topkast.core.build import implicit_moment, implicit_weight, stored_moment, stored_weight
 from topkast.core.distribution import Distribution, spread
@@ -127,6 +128,7 @@ def sparsify(
     if is_implicit:
         bring_to_life(model, torch.device(device), seed, initialise)
     model.register_load_state_dict_pre_hook(check_states)
+    inform(model)
     return Handle(model, method, left_dense=findings.left_dense, fallbacks=fallbacks)
 
 

@@ -132,6 +132,22 @@ class SparseWeight(NotATensor):
     def numel(self) -> int:
         return self.counts.numel
 
+    @property
+    def requires_grad(self) -> bool:
+        return self.values.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.values.requires_grad = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("data", "grad"):
+            raise TypeError(
+                f"layer {self.name!r} is sparse, `weight.{name}` cannot be set: use `weight.values.{name}`, "
+                "one number per element of B, or `topkast.densify` the model first"
+            )
+        super().__setattr__(name, value)
+
     def size(self, dim: int | None = None) -> torch.Size | int:
         return self.shape if dim is None else self.shape[dim]
 
