@@ -43,9 +43,9 @@ def keep_local(module: nn.Module) -> nn.Module:
 
 
 def forget_local(module: nn.Module) -> None:
-    """The opposite, for a module that has no sparse layers any more."""
-    if hasattr(module, _LIST):
-        delattr(module, _LIST)
+    """The opposite, for a module that has no sparse layers any more, and for all within it."""
+    for part in module.modules():
+        vars(part).pop(_LIST, None)
 
 
 @torch.no_grad()
