@@ -266,6 +266,16 @@ def test_a_recipe_makes_frozen_layers_sparse_that_it_has_as_sparse() -> None:
     assert not model[0].weight.requires_grad
 
 
+def test_a_recipe_finds_the_projections_of_attention() -> None:
+    def build() -> nn.ModuleDict:
+        return nn.ModuleDict({"attention": nn.MultiheadAttention(6, 2), "last": nn.Linear(6, 6)})
+
+    sparse = topkast.sparsify(build(), METHOD, skip=["attention.k_proj"])
+    again = follow_recipe(build(), recipe(sparse))
+    assert list(again.weights) == list(sparse.weights)
+    again.model.load_state_dict(sparse.model.state_dict())
+
+
 NAN = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
 nn.init.constant_(NAN[1].weight, float("nan"))
 

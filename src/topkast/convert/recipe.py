@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from topkast import methods
+from topkast.convert.find import find
 from topkast.convert.handle import Handle
 from topkast.convert.meta import Initialise
 from topkast.convert.sparsify import sparsify
@@ -24,6 +25,7 @@ from topkast.core.weight import SparseWeight
 from topkast.kernels.engines import check_engine
 from topkast.kernels.stream import KINDS
 from topkast.methods.base import Method
+from topkast.nn.attention import PROJECTIONS
 
 FORMAT, VERSION = "topkast-recipe", 1
 _T = TypeVar("_T")
@@ -80,7 +82,7 @@ def follow_recipe(model: nn.Module, data: Any, initialise: Initialise | None = N
     """
     weights = _weights(data)
     method = _method(data)
-    modules = dict(model.named_modules())
+    modules = _modules(model)
     for entry in weights.values():
         for layer in entry["layers"]:
             shape = getattr(getattr(modules.get(layer), "weight", None), "shape", None)
@@ -109,6 +111,14 @@ def follow_recipe(model: nn.Module, data: Any, initialise: Initialise | None = N
     for name, weight in sparse.weights.items():
         weight.engine = weights[name]["engine"]
     return sparse
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    """By name, with the projections that attention is unpacked into."""
+    modules = dict(model.named_modules())
+    for path, attention in find(model).attentions.items():
+        modules.update((f"{path}.{name}", getattr(attention, name)) for name in PROJECTIONS)
+    return modules
 
 
 @contextmanager
