@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 try:
     from transformers import AutoConfig, PreTrainedModel
@@ -97,11 +97,12 @@ def _read_recipe(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
-def _check_names(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
+def _check_names(model: Any, state: dict[str, Tensor], folder: Path) -> None:
     """Raises unless every tensor of the model is there under one of its names, and nothing else."""
     mine = model.state_dict(keep_vars=True)
     there = {id(tensor) for name, tensor in mine.items() if name in state}
-    missing = [name for name, tensor in mine.items() if id(tensor) not in there]
+    ours = model._keys_to_ignore_on_save or ()  # tables that the model computes itself
+    missing = [n for n, tensor in mine.items() if id(tensor) not in there and n not in ours]
     unexpected = [name for name in state if name not in mine]
     for what, names in (("lacks", missing), ("has, but the model has not,", unexpected)):
         if names:
