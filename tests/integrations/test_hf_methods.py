@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import bert
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -134,15 +135,27 @@ def test_dense_embeddings_of_a_sparse_model_can_be_resized() -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_ties_that_sparsify_found_missing_are_not_made_by_halves() -> None:
+@pytest.mark.parametrize("dense", ["neither", "source", "target"])
+@pytest.mark.parametrize("build", [lambda: llama(tied=True), bert], ids=["llama", "bert"])
+def test_ties_that_sparsify_found_missing_are_not_made_by_halves(
+    build: Callable[[], PreTrainedModel], dense: str
+) -> None:
     """The config says tied, the weights are not: a checkpoint may be so."""
-    model = llama(tied=True)
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
-    topkast.sparsify(model, METHOD)
-    with pytest.raises(
-        TypeError, match="layer 'lm_head' is sparse, its weight cannot be replaced by a Param"
-    ):
+    model = build().eval()
+    head = model.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    ends = {"source": model.get_input_embeddings(), "target": head}
+    topkast.sparsify(model, METHOD, skip=lambda _, layer: layer is ends.get(dense))
+    before = logits(model)
+    # To a dense target transformers itself cannot tie what is no Parameter.
+    message = (
+        "neither a parameter|issue with your definition"
+        if dense == "target"
+        else "is sparse, .*cannot be replaced"
+    )
+    with pytest.raises((TypeError, AttributeError, ValueError), match=message):
         model.tie_weights()
+    assert torch.equal(logits(model), before)
 
 
 def test_a_dense_weight_is_not_put_into_a_sparse_layer(sparse: topkast.Handle) -> None:
@@ -152,7 +165,7 @@ def test_a_dense_weight_is_not_put_into_a_sparse_layer(sparse: topkast.Handle) -
         with pytest.raises(TypeError, match=r"q_proj' is sparse, its weight cannot be replaced.*densify"):
             layer.weight = new
     with pytest.raises(
-        TypeError, match=r"q_proj' is sparse, `weight.data` cannot be set: use `weight.values"
+        TypeError, match=r"q_proj' is sparse, `weight.data` cannot be replaced: write into `weight.values"
     ):
         layer.weight.data = torch.zeros(32, 32)
     assert layer.weight is weight

@@ -6,6 +6,7 @@ these names, so that transformers need not be installed. `densify` takes back wh
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,25 +15,29 @@ from torch import nn
 
 from topkast.nn.base import SparseLayer
 
-_TIES = ("_tied_weights_keys", "all_tied_weights_keys")
-_WEIGHT, _VALUES = ".weight", ".weight.values"
+_CHANGED = ("_tied_weights_keys", "all_tied_weights_keys", "_weight_conversions")
+_BEFORE = "_before_sparsify"
 _WAY_OUT = "before sparsify, or `topkast.densify` the model, do it there and sparsify again"
 
 
 def inform(model: nn.Module) -> None:
-    """Lets `tie_weights` find tied sparse weights in place, and guards the embeddings.
+    """Lets a model tie, initialise and save its sparse weights rightly, and guards its embeddings.
 
-    transformers ties ``target = source``, where the source must be a Parameter: from now on it is the
-    `values` of the sparse weight. A sparse layer that holds them already takes that for no change. And
-    whatever is in the model has its values: `init_weights` must not draw them again.
+    - Names of tied weights lead to tensors of the sparse weight, which are tied already.
+    - Whatever is in the model has its values: `init_weights` must not draw them again.
+    - States are saved under the model's own names: conversions to names and layouts of other versions are
+      for dense tensors.
     """
     for module in _pretrained(model):
-        for part in module.modules():
+        vars(module)[_BEFORE] = {name: vars(module)[name] for name in _CHANGED if name in vars(module)}
+        layers = dict(module.named_modules(remove_duplicate=False))
+        patterns = _rename(module._tied_weights_keys, layers, _pattern)
+        if patterns != module._tied_weights_keys:
+            module._tied_weights_keys = patterns
+        module.all_tied_weights_keys = _rename(vars(module).get("all_tied_weights_keys"), layers, _values)
+        module._weight_conversions = []
+        for part in layers.values():
             part._is_hf_initialized = True
-        for name in _TIES:
-            ties = getattr(module, name, None)
-            if isinstance(ties, dict):
-                setattr(module, name, {t: _sparse_source(module, t, s) for t, s in ties.items()})
         for name in _CHECKS:
             if callable(getattr(type(module), name, None)):
                 setattr(module, name, _Guard(module, name))
@@ -41,37 +46,41 @@ def inform(model: nn.Module) -> None:
 def uninform(dense: nn.Module) -> None:
     """Takes all of this from a model that has no sparse layers any more."""
     for module in _pretrained(dense):
-        for name in _TIES:
-            ties = vars(module).get(name)
-            if isinstance(ties, dict):
-                plain = {
-                    t: s.removesuffix(_VALUES) + _WEIGHT if s.endswith(_VALUES) else s
-                    for t, s in ties.items()
-                }
-                setattr(module, name, plain)
-                if getattr(type(module), name, None) == plain:
-                    delattr(module, name)
+        before = vars(module).pop(_BEFORE, None)
+        for name in _CHANGED if before is not None else ():
+            vars(module).pop(name, None)
+        vars(module).update(before or {})
         for name in _CHECKS:
             if isinstance(vars(module).get(name), _Guard):
                 delattr(module, name)
 
 
 def _pretrained(model: nn.Module) -> Iterator[Any]:
-    return (
-        m for m in model.modules() if hasattr(type(m), "_tied_weights_keys") and hasattr(m, "tie_weights")
-    )
+    known = ("_tied_weights_keys", "tie_weights", "get_expanded_tied_weights_keys")
+    return (m for m in model.modules() if all(hasattr(type(m), name) for name in known))
 
 
-def _sparse_source(module: nn.Module, target: str, source: str) -> str:
-    ends = [_layer_at(module, name) for name in (target, source)]
-    return source if None in ends else source.removesuffix(_WEIGHT) + _VALUES
+def _rename(
+    ties: dict[str, str] | None, layers: dict[str, nn.Module], rename: Callable[[str, bool], str]
+) -> Any:
+    """Pairs (target, source) of names, with new ones where both are weights of sparse layers."""
+    renamed = {}
+    for target, source in (ties or {}).items():
+        ends = [layers.get(name.removesuffix(".weight")) for name in (target, source)]
+        if all(isinstance(layer, SparseLayer) for layer in ends):
+            is_one = ends[0].weight is ends[1].weight  # pyright: ignore[reportOptionalMemberAccess]
+            target, source = rename(target, is_one), rename(source, is_one)
+        renamed[target] = source
+    return renamed if ties is not None else None
 
 
-def _layer_at(module: nn.Module, name: str) -> SparseLayer | None:
-    """The sparse layer whose weight goes by this name, if it is one and no pattern."""
-    path = name.removesuffix(_WEIGHT)
-    layer = dict(module.named_modules(remove_duplicate=False)).get(path) if path != name else None
-    return layer if isinstance(layer, SparseLayer) else None
+def _pattern(name: str, is_one: bool) -> str:
+    """As transformers expands to tensors: all of a tied weight, of others the one that refuses to be tied."""
+    return re.escape(name) + (r"\." if is_one else r"\.values$")
+
+
+def _values(name: str, _is_one: bool) -> str:
+    return f"{name}.values"
 
 
 class _Guard:

@@ -141,10 +141,12 @@ class SparseWeight(NotATensor):
         self.values.requires_grad = value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("data", "grad"):
+        """Refuses what code for dense weights assigns: an optimizer holds `values`, a Plan describes sets."""
+        is_foreign = type(value) is nn.Parameter and name in self._buffers | self._parameters
+        if name in ("data", "grad") or (is_foreign and value is not getattr(self, name)):
             raise TypeError(
-                f"layer {self.name!r} is sparse, `weight.{name}` cannot be set: use `weight.values.{name}`, "
-                "one number per element of B, or `topkast.densify` the model first"
+                f"layer {self.name!r} is sparse, `weight.{name}` cannot be replaced: write into "
+                "`weight.values`, one number per element of B, or `topkast.densify` the model first"
             )
         super().__setattr__(name, value)
 

@@ -122,8 +122,6 @@ class SparseLayer(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         mine = self.__dict__.get("_modules", {}).get("weight")
         if name == "weight" and isinstance(mine, SparseWeight) and not isinstance(value, SparseWeight):
-            if value is mine.values:  # as transformers ties a weight that is tied already
-                return
             raise TypeError(
                 f"layer {mine.name!r} is sparse, its weight cannot be replaced by a {type(value).__name__}: "
                 "set the dense weight before sparsify, or `topkast.densify` the model first"
