@@ -110,10 +110,11 @@ def bring_to_life(model: nn.Module, device: torch.device, seed: int, initialise:
                 start()
             if initialise is not None and not isinstance(module, SparseLayer):
                 initialise(module)
-    for path, module in _around_frozen(model, waiting) if initialise is not None else ():
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_key(seed, path))
-            initialise(module)
+    if initialise is not None:
+        for path, module in _around_frozen(model, waiting):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive_key(seed, path))
+                initialise(module)
     for path, module in model.named_modules():
         if isinstance(module, MultiheadAttention) and any(
             m is c for _, m in waiting for c in module.children()

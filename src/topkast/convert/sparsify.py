@@ -125,10 +125,10 @@ def sparsify(
 
     # Nothing below can fail for a reason of the caller's: from here on the model changes.
     _swap(model, findings, replacements)
+    inform(model)
     if is_implicit:
         bring_to_life(model, torch.device(device), seed, initialise)
     model.register_load_state_dict_pre_hook(check_states)
-    inform(model)
     return Handle(model, method, left_dense=findings.left_dense, fallbacks=fallbacks)
 
 
