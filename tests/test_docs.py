@@ -39,6 +39,8 @@ def surroundings() -> dict[str, Any]:
     }
 
 
+# Of peft: what it reads of transformers by an old name.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 # Of Lightning: what it still calls in torch, and advice for larger machines.
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
