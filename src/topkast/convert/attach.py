@@ -245,6 +245,16 @@ class Attachment:
         self._loaded_tags = {}
 
 
+def fits_sets(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a saved state belongs to the sets that the optimizer's weights have now.
+
+    In states of version 0.1 tags are by layer, under a key of their own: of those the next step tells.
+    """
+    present = optimizer.state_dict()["param_groups"]
+    tags = [[group.get(_TAG) for group in groups] for groups in (saved["param_groups"], present)]
+    return tags[0] == tags[1] or _TAG in saved
+
+
 def _num_hooked(cls: type) -> int:
     return sum(hasattr(vars(c).get("step"), "hooked") for c in cls.__mro__)
 

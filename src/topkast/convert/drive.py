@@ -113,7 +113,7 @@ class Driver:
                 )
         self._check_method(weights, together(self._group))
         for weight in weights.values():
-            weight.settle()
+            weight.copies.settle()
             weight.wants_gradient = self.method.wants_gradient if grows_by_gradient(self.method) else None
 
     def _check_method(self, weights: Mapping[str, SparseWeight], ranks: Ranks | None) -> None:

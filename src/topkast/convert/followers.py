@@ -62,7 +62,7 @@ class Followers:
                     "copy the model anew and follow it before the next refresh"
                 )
         for (name, _), weight in pairs:
-            weight.settle()
+            weight.copies.settle()
             self._modules[name].append(weight)
 
     def _add_tensors(self, tensors: list[Tensor], parameters: list[nn.Parameter]) -> None:
@@ -90,7 +90,7 @@ class Followers:
 
     def check(self, name: str) -> None:
         """Raises RuntimeError if a copy of a weight was written to that does not follow it."""
-        if self._weights[name].slot_averages():
+        if self._weights[name].copies.averages():
             raise RuntimeError(
                 f"a copy of layer {name!r} has been written to since it was copied, as an AveragedModel or "
                 "another average does: it is kept by slot, and this refresh would mix different weights. "

@@ -217,14 +217,14 @@ def _misfit(entry: Any, values: Tensor) -> str | None:
     if not isinstance(entry, Tensor):
         fits = entry is None or isinstance(entry, bool | int | float | str)
         return None if fits else f"a {type(entry).__name__}"
-    if type(entry) is not Tensor and type(entry) is not torch.nn.Parameter:
+    if type(entry) not in (Tensor, torch.nn.Parameter, type(values.data)):
         return f"a {type(entry).__name__}"  # quantized or sharded: its slots are not its elements
     fits = entry.ndim == 0 or entry.shape == values.shape
     return None if fits else f"a tensor of shape {tuple(entry.shape)}"
 
 
 def _is_alias(entry: _Entry, values: Tensor) -> bool:
-    return entry.tensor.data_ptr() == values.data_ptr()
+    return entry.tensor.data_ptr() == values.data_ptr() != 0  # wrappers of tensors have no memory to show
 
 
 def _holds_slots(thing: Any, values: Tensor, own: set[int]) -> bool:

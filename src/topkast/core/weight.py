@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from topkast.core import products
 from topkast.core.companion import Companion
+from topkast.core.copies import Copies
 from topkast.core.gradient import Rows, Tape, rows_of
 from topkast.core.loading import check_state
 from topkast.core.not_a_tensor import NotATensor, not_a_tensor
 from topkast.core.reservoir import Reservoir, Theta
 from topkast.core.resize import resize_
 from topkast.core.sets import Counts, Sets
-from topkast.core.slots import checksum
 from topkast.kernels.auto import NUM_SIZES, Auto
 from topkast.kernels.engine import Engine
 from topkast.kernels.engines import ENGINES
@@ -54,6 +54,7 @@ class SparseWeight(NotATensor):
         tape: What the dense gradient of this step can be computed from, if a method wants it.
         wants_gradient: Says whether the method wants the dense gradient of a step; None for no step.
         number: What stands for this object in a compiled graph; see `kernels.source`.
+        copies: Its living copies, some of which may be averages by slot.
     """
 
     companion: Companion | None
@@ -112,8 +113,7 @@ class SparseWeight(NotATensor):
         self.number = register(self)
         self._step_read: tuple[int, int] | None = None
         self._driver: weakref.ref[Any] | None = None
-        self._copies: weakref.WeakSet[SparseWeight] = weakref.WeakSet()
-        self._content_when_copied: int | None = None
+        self.copies = Copies(self)
 
     # ---- what it looks like -------------------------------------------------------------------
 
@@ -340,8 +340,7 @@ class SparseWeight(NotATensor):
             "number",
             "_step_read",
             "_driver",
-            "_copies",
-            "_content_when_copied",
+            "copies",
         ):
             state.pop(derived, None)
         return state
@@ -354,32 +353,14 @@ class SparseWeight(NotATensor):
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        twin._content_when_copied = checksum(twin.values)
-        self._copies.add(twin)
+        self.copies.add(twin)
         return twin
 
-    def settle(self) -> None:
-        """Marks the present values as this object's own: what was written so far was not an average."""
-        self._content_when_copied = None
-
-    def _was_written(self) -> bool:
-        """Whether this is a copy whose values were written to, also through `.data`, and not loaded."""
-        content = self._content_when_copied
-        return content is not None and content != checksum(self.values)
-
-    def _mark(self, was_written: bool) -> None:
-        """Takes the present values for those that were copied, unless they were others before."""
-        if self._content_when_copied is not None and not was_written:
-            self._content_when_copied = checksum(self.values)
-
-    def slot_averages(self) -> list[SparseWeight]:
-        """Living copies of this weight whose values were written since: averages kept by slot."""
-        return [twin for twin in self._copies if twin._was_written()]
-
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> SparseWeight:
-        was_written = self._was_written()
+        was_written = self.copies.was_written()
         super()._apply(fn, recurse)
-        self._mark(was_written)
+        if not was_written:
+            self.copies.mark()
         self._plan = None
         return self
 
@@ -394,7 +375,7 @@ class SparseWeight(NotATensor):
         self._fit(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
         self._count()
-        self._mark(was_written=False)
+        self.copies.mark()
 
     def _fit(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """Takes on the length of a state that is about to be loaded, where lengths may change."""

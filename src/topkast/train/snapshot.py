@@ -10,12 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from topkast.convert.attach import fits_sets
 from topkast.train.likeness import check_like
 from topkast.train.rng import rng_state, set_rng_state
 
 _ADVICE = "build the run with the configuration it was saved with"
-# Under which an attached optimizer says what sets its state belongs to (`convert.attach`).
-_TAG = "topkast"
 # What loading a state that does not fit, or was made up, may raise.
 _MISFITS = (RuntimeError, KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError)
 
@@ -160,13 +159,11 @@ def _check_versions(metadata: Any) -> None:
 def _check_tags(snapshot: Snapshot, parts: Mapping[str, Stateful]) -> None:
     """The optimizer's state is by slot, so it must be that of the sets that the model has by now."""
     for name, part in parts.items():
-        if isinstance(part, torch.optim.Optimizer):
-            saved = snapshot.parts[name]["state"].get(_TAG)
-            if part.state_dict().get(_TAG) != saved:
-                raise ValueError(
-                    f"the state of {name!r} does not fit: it was saved with other sets than the model has; "
-                    f"{_ADVICE}"
-                )
+        if isinstance(part, torch.optim.Optimizer) and not fits_sets(snapshot.parts[name]["state"], part):
+            raise ValueError(
+                f"the state of {name!r} does not fit: it was saved with other sets than the model has; "
+                f"{_ADVICE}"
+            )
 
 
 def _copy(state: Any) -> Any:
