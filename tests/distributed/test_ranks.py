@@ -59,7 +59,7 @@ def test_two_ranks(results: list[dict[str, str | None]], subtests: pytest.Subtes
 
 
 UNEVEN = """
-import datetime, sys, torch, torch.distributed as dist, topkast
+import datetime, os, sys, torch, torch.distributed as dist, topkast
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/uneven", rank=rank, world_size=2,
                         timeout=datetime.timedelta(seconds=20))
@@ -71,6 +71,7 @@ optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 for step in range(2 + 2 * rank):  # the same data on both, so that nothing but the number differs
     model(torch.ones(4, 8)).square().mean().backward()
     optimizer.step()
+os._exit(0)  # at once: gloo's threads may end a process that hangs up in order with a signal
 """
 
 

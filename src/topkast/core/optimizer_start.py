@@ -56,7 +56,7 @@ def find_starts(
 
     Args:
         optimizers: The one that holds `values` last, before it those that wrap it, the outermost first.
-        values: Decides group, dtype and device.
+        values: Decides group and dtype.
         wanted: Names to look for over several steps, each with the place of its optimizer.
 
     Returns:
@@ -65,29 +65,46 @@ def find_starts(
     Raises:
         TrialFailed: The optimizer cannot be copied, or the copy cannot take a step.
     """
-    missing = set(wanted)
-    found: dict[tuple[int, str], Start | None] = {}
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trial = _Trial(optimizers, values)
-            for _ in range(_MOST_STEPS):
-                trial.step()
-                for key, entry in trial.state():
-                    found.setdefault(key, classify(entry, trial.weights, trial.parameter, lr=trial.lr))
-                if missing <= found.keys():
-                    break
-    except Exception as error:  # whatever foreign code raises: the caller decides what it means
-        if not found:
-            raise TrialFailed(f"{type(error).__name__}: {error}") from error
-    return {key: start for key, start in found.items() if start is not None}
+    # On the CPU nobody waits for a device. Some optimizers insist on one (`capturable`), and get it.
+    devices = dict.fromkeys((torch.device("cpu"), values.device))
+    reason = ""
+    for device in devices:
+        found: dict[tuple[int, str], Start | None] = {}
+        try:
+            _run_trial(optimizers, values, device, set(wanted), found)
+        except Exception as error:  # whatever foreign code raises: the caller decides what it means
+            reason = f"{type(error).__name__}: {error}"
+        if found:
+            return {key: start for key, start in found.items() if start is not None}
+    if reason:
+        raise TrialFailed(reason)
+    return {}
+
+
+def _run_trial(
+    optimizers: Sequence[Any],
+    values: Tensor,
+    device: torch.device,
+    missing: set[tuple[int, str]],
+    found: dict[tuple[int, str], Start | None],
+) -> None:
+    """Steps until all that is missing was found; what is found before an error stays so."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trial = _Trial(optimizers, values, device)
+        for _ in range(_MOST_STEPS):
+            trial.step()
+            for key, entry in trial.state():
+                found.setdefault(key, classify(entry, trial.weights, trial.parameter, lr=trial.lr))
+            if missing <= found.keys():
+                break
 
 
 class _Trial:
     """Twins of the optimizers, on one parameter of five numbers."""
 
-    def __init__(self, optimizers: Sequence[Any], values: Tensor) -> None:
-        self.weights = torch.tensor(_VALUES, dtype=values.dtype, device=values.device)
+    def __init__(self, optimizers: Sequence[Any], values: Tensor, device: torch.device) -> None:
+        self.weights = torch.tensor(_VALUES, dtype=values.dtype, device=device)
         self.parameter = nn.Parameter(self.weights.clone())
         innermost = optimizers[-1]
         group = next(g for g in innermost.param_groups if any(p is values for p in g["params"]))
@@ -178,7 +195,7 @@ def _attributes(optimizer: Any, memo: dict[int, Any]) -> dict[str, Any]:
     """The twin's attributes. A `step` that a scheduler has put there would call the original."""
     return {
         name: OrderedDict() if name in _HOOKS else _copy(attribute, memo)
-        for name, attribute in vars(optimizer).items()
+        for name, attribute in getattr(optimizer, "__dict__", {}).items()
         if name != "step"
     }
 

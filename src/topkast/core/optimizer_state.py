@@ -107,7 +107,7 @@ class OptimizerState:
         own = {id(optimizer) for optimizer in self.optimizers}
         own |= {id(getattr(optimizer, "state", None)) for optimizer in self.optimizers}
         for optimizer in self.optimizers:
-            for name, attribute in vars(optimizer).items():
+            for name, attribute in getattr(optimizer, "__dict__", {}).items():
                 if _holds_slots(attribute, values, own):
                     raise TypeError(
                         f"{type(optimizer).__name__} keeps a tensor as long as the values of layer "
@@ -153,7 +153,9 @@ class OptimizerState:
     def _try(self, values: Tensor, wanted: list[tuple[int, str]]) -> str:
         """Asks the optimizers; says why if they do not answer."""
         reason, last = "", len(self.optimizers) - 1
-        for first in (0, last) if last else (0,):  # a wrapper may be one that cannot step by itself
+        for first in (last, 0) if last else (0,):  # wrappers take part only where they keep something
+            if not self._missing(values):
+                break
             chain = self.optimizers[first:]
             names = [(place - first, name) for place, name in wanted if place >= first]
             try:
