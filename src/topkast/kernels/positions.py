@@ -61,7 +61,7 @@ def glance(positions: Tensor, active: Tensor) -> int:
     It sees what a version counter does not: a write through `.data`, or by foreign code. Off the CPU it would
     have to wait for the device, and is always the same.
     """
-    if positions.device.type != "cpu" or active.device.type != "cpu":
+    if not (positions.is_cpu and active.is_cpu):
         return 0
     if _native is None or not (positions.is_contiguous() and active.is_contiguous()):
         stride = max(1, positions.numel() // _SAMPLE)
