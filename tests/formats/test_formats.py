@@ -1,0 +1,105 @@
+"""Files that earlier versions have written: a checkpoint, a run folder, a compressed network.
+
+`0.1.0/` was written by the first version that published these formats, with engine `masked` and one thread. Each
+must load exactly, and training must go on as it did. Across machines numbers agree to rounding only, which is why
+what follows the loading is compared with a tolerance; on the machine that wrote them it is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import topkast
+from topkast.convert.read_compressed import read
+
+OLD = Path(__file__).with_name("0.1.0")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_checkpoint_of_a_loop_loads_and_goes_on() -> None:
+    saved = torch.load(OLD / "checkpoint.pt", weights_only=True)
+    expected = json.loads((OLD / "checkpoint.json").read_text())
+    model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 4))
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=2), engine="masked")
+    optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0))
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    for name, tensor in saved["model"].items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    losses = []
+    for step in range(5, 10):
+        x = torch.randn(16, 10, generator=torch.Generator().manual_seed(step))
+        loss = (model(x) - 1).square().mean() + 1e-3 * sparse.penalty()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses == pytest.approx(expected["losses"], rel=1e-5)
+    sets = {name: weight.indices[weight.active].tolist() for name, weight in sparse.weights.items()}
+    assert sets == expected["sets"]
+
+
+def test_a_checkpoint_of_other_sets_is_still_refused() -> None:
+    saved = torch.load(OLD / "checkpoint.pt", weights_only=True)
+    model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 4))
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=2), engine="masked")
+    optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0))
+    optimizer.load_state_dict(saved["optimizer"])
+    model(torch.randn(16, 10)).square().mean().backward()
+    with pytest.raises(RuntimeError, match="saved with other sets than layer '0' has now"):
+        optimizer.step()
+
+
+# What an event says that depends on the clock or the machine.
+TIMED = ("seconds", "seconds_per_step", "bytes", "peak_rss", "curve")
+
+
+def test_a_run_folder_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from topkast.cli.main import main
+
+    shutil.copytree(OLD / "run", tmp_path / "run")
+    shutil.copy(OLD / "text.txt", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = [json.loads(line) for line in (OLD / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert main(["train", "--resume", "run", "--no-report", "--quiet"]) == 0
+    after = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in after] == [event["event"] for event in before]
+    for old, new in zip(before, after, strict=True):
+        _assert_close(*({k: v for k, v in event.items() if k not in TIMED} for event in (new, old)))
+    assert (tmp_path / "run" / "checkpoints" / "step-00000012").is_dir()
+
+
+def _assert_close(new: Any, old: Any) -> None:
+    if isinstance(old, dict):
+        assert new.keys() == old.keys()
+        for key in old:
+            _assert_close(new[key], old[key])
+    elif isinstance(old, list):
+        for mine, theirs in zip(new, old, strict=True):
+            _assert_close(mine, theirs)
+    elif isinstance(old, float):
+        assert new == pytest.approx(old, rel=1e-4, abs=1e-7)
+    else:
+        assert new == old
+
+
+def test_a_compressed_network_is_read() -> None:
+    """Dense or not, by numpy alone: the same numbers, and the sparsity that the run had."""
+    dense = read(OLD / "model.safetensors")
+    sparse = read(OLD / "model.safetensors", dense=False)
+    assert dense["embedding.weight"].shape == (256, 16)
+    assert np.count_nonzero(dense["embedding.weight"]) == 410
+    for name, entry in sparse.items():
+        if isinstance(entry, tuple):
+            values, columns, _, shape = entry
+            assert dense[name].shape == shape
+            assert np.array_equal(dense[name][dense[name] != 0], values)
+            assert len(columns) == len(values)
