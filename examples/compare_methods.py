@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import topkast
-from topkast.data.idx import read_images
+from topkast.data.images import read_images
 from topkast.models import MLP
 
 SIZES, BATCH, LR, DECAY = [784, 512, 256, 10], 128, 0.05, 1e-4

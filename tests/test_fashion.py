@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import topkast
-from topkast.data.idx import read_images
+from topkast.data.images import read_images
 from topkast.models import MLP
 
 EPOCHS, BATCH, LR, PENALTY = 12, 128, 0.05, 1e-4

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from topkast.data.augment import crop_and_flip
-from topkast.data.batches import ImageBatches, normalised
-from topkast.data.draw import generator
-from topkast.data.order import Order
+from topkast.data.batches import ImageBatches, Order, generator, normalised
 
 
 def _all_crops(image: Tensor, padding: int) -> list[Tensor]:

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topkast.data import cifar
-from topkast.data.cifar import CLASSES, MD5, read_cifar10
-from topkast.data.cifar_pickle import read_batch_pickle
+from topkast.data.cifar import CLASSES, MD5, read_batch_pickle, read_cifar10
 
 COUNT = 12
 

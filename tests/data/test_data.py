@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from topkast.data.digits import digits
-from topkast.data.idx import read_idx, read_images
+from topkast.data.images import read_idx, read_images
 from topkast.data.stdlib_text import stdlib_text
 
 

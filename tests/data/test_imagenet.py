@@ -16,11 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.data.ahead import made_ahead
-from topkast.data.crops import NUM_DRAWS, central_box, random_box
-from topkast.data.cut import cut
+from topkast.data.augment import NUM_DRAWS, central_box, cut, random_box
 from topkast.data.decoded import decode_images, open_decoded
-from topkast.data.image_stream import MEAN, STD, ImageStream
+from topkast.data.image_stream import MEAN, STD, ImageStream, made_ahead
 from topkast.data.imagenet import ImageFiles, index_images, read_imagenet
 
 Image = pytest.importorskip("PIL.Image")

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.data.find import SOURCES, find
-from topkast.data.packed import Packed, locate
+from topkast.data.files import SOURCES, Packed, find, locate
 
 TEXT = b"The quick brown fox jumps over the lazy dog. " * 200
 PACK: dict[str, Callable[[bytes], bytes]] = {

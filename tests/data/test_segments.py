@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.data.draw import generator
+from topkast.data.batches import generator
 from topkast.data.segments import IGNORED, Segments, evaluation_segments
 
 sizes = st.integers(1, 7)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from topkast.cli.main import main
-from topkast.data.share import Share
+from topkast.data.batches import Share
 from topkast.train import job, restart
 from topkast.train.display import Quiet
 from topkast.train.metrics import read_metrics

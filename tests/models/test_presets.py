@@ -13,7 +13,7 @@ from torch import nn
 
 import topkast
 from topkast.core.sets import Counts
-from topkast.data.find import SOURCES
+from topkast.data.files import SOURCES
 from topkast.models import PRESETS, TransformerXL, preset
 from topkast.models.catalogue import CATALOGUE
 from topkast.planning.survey import survey

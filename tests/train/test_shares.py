@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from topkast.data.batches import Share
 from topkast.data.image_stream import ImageStream
-from topkast.data.share import Share
 from topkast.planning.named import METHODS
 from topkast.train.config import Config
 from topkast.train.job import check_ranks

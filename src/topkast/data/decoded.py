@@ -13,11 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.ahead import made_ahead
-from topkast.data.crops import central_box
-from topkast.data.cut import cut
-from topkast.data.image_stream import Source
-from topkast.data.pillow import pillow
+from topkast.data.augment import central_box, cut
+from topkast.data.image_stream import Source, made_ahead
+from topkast.data.labelled import pillow
 from topkast.data.replaced import replaced
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.find import SOURCES, find
-from topkast.data.packed import Packed, locate
+from topkast.data.files import SOURCES, Packed, find, locate
 
 SIZE = 100_000_000
 SHA1 = "57b8363b814821dc9d47aa4d41f58733519076b2"

@@ -2,27 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.ahead import made_ahead
-from topkast.data.batches import normalised
-from topkast.data.crops import NUM_DRAWS, central_box, random_box
-from topkast.data.cut import cut
-from topkast.data.draw import generator
+from topkast.data.augment import NUM_DRAWS, central_box, cut, random_box
+from topkast.data.batches import Order, Share, generator, normalised
 from topkast.data.labelled import Part
-from topkast.data.order import Order
-from topkast.data.share import Share
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+# ---- made ahead ----------------------------------------------------------------------------------------
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def made_ahead(
+    make: Callable[[Key], Value], batches: Iterable[Sequence[Key]], *, workers: int, ahead: int
+) -> Iterator[list[Value]]:
+    """What `make` gives for the keys of each batch.
+
+    Threads and not processes: Pillow gives up the interpreter's lock while it decodes and resizes, which is
+    nearly all of the work; results need no copying between processes; and a process that has used OpenMP, as
+    torch does, cannot safely be forked.
+
+    Args:
+        make: Called in any thread, in any order; must depend on its key alone.
+        batches: Keys; may be endless.
+        workers: Threads; with 0 it is all made when it is asked for.
+        ahead: How many batches may be in the making beside the one that is handed out.
+
+    Raises:
+        Whatever `make` does, when its batch is due.
+    """
+    if workers < 0 or ahead < 0:
+        raise ValueError(f"`workers` and `ahead` must be 0 or more, got {workers} and {ahead}")
+    if workers == 0:
+        return ([make(key) for key in batch] for batch in batches)
+    return _by_threads(make, batches, workers, ahead)
+
+
+def _by_threads(
+    make: Callable[[Key], Value], batches: Iterable[Sequence[Key]], workers: int, ahead: int
+) -> Iterator[list[Value]]:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="topkast-data")
+    waiting: deque[list[Future[Value]]] = deque()
+    try:
+        for batch in batches:
+            waiting.append([pool.submit(make, key) for key in batch])
+            if len(waiting) > ahead:
+                yield [future.result() for future in waiting.popleft()]
+        while waiting:
+            yield [future.result() for future in waiting.popleft()]
+    finally:  # also when the caller stops in the middle
+        pool.shutdown(cancel_futures=True)
+
+
+# ---- the stream ----------------------------------------------------------------------------------------
 
 # Of ImageNet's training images, by channel; what published networks are given.
 MEAN = (0.485, 0.456, 0.406)

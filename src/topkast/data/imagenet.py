@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from topkast.data.find import SOURCES, find
-from topkast.data.pillow import SUFFIXES, opened
+from topkast.data.files import SOURCES, find
+from topkast.data.labelled import SUFFIXES, opened
 
 if TYPE_CHECKING:
     from PIL.Image import Image

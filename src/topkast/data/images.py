@@ -2,14 +2,127 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from topkast.data.cifar import is_cifar10, read_cifar10
-from topkast.data.class_folders import read_class_folders
-from topkast.data.idx import read_byte_images
-from topkast.data.labelled import ByteImages, Images
+from topkast.data.files import Packed
+from topkast.data.labelled import SUFFIXES, ByteImages, Images, Part, opened
+from topkast.data.text import is_held_out
+
+# ---- the idx format of MNIST and Fashion-MNIST, plain or gzipped ---------------------------------------
+
+_UNSIGNED_BYTE = 8
+# A file that unpacks to more than any such set has is hostile.
+_MOST_BYTES = 1 << 31
+
+
+def read_idx(path: Path) -> Tensor:
+    """The array in an idx file of unsigned bytes.
+
+    Raises:
+        ValueError: Damaged, not an idx file of bytes, or shorter or longer than its header says.
+    """
+    raw = Packed(path).read(_MOST_BYTES)
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != _UNSIGNED_BYTE:
+        raise ValueError(f"{path} is not an idx file of unsigned bytes")
+    dims = raw[3]
+    header = 4 + 4 * dims
+    if len(raw) < header:
+        raise ValueError(f"{path} ends within its header")
+    shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", count=dims, offset=4))
+    if len(raw) - header != math.prod(shape):
+        raise ValueError(f"{path} must hold {shape} bytes after its header, got {len(raw) - header}")
+    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=header).reshape(shape))
+
+
+def read_images(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """Images in [0, 1] and labels of one part ("train" or "t10k") of an MNIST-like folder."""
+    images, labels = read_byte_images(folder, part)
+    return images.float() / 255, labels
+
+
+def read_byte_images(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """The same with images as uint8."""
+    images, labels = (
+        read_idx(_find(folder, f"{part}-{kind}-ubyte")) for kind in ("images-idx3", "labels-idx1")
+    )
+    if len(images) != len(labels):
+        raise ValueError(f"{folder}: {len(images)} {part} images but {len(labels)} labels")
+    return images, labels.long()
+
+
+def _find(folder: Path, name: str) -> Path:
+    for path in (folder / f"{name}.gz", folder / name):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"{folder} has neither {name}.gz nor {name}")
+
+
+# ---- a folder for each class ---------------------------------------------------------------------------
+
+_HELD_OUT_FOLDERS = ("val", "valid", "validation", "test")
+
+
+def read_class_folders(folder: Path, side: int) -> ByteImages:
+    """One folder per class, in ``train`` and ``val`` or ``test``, else one image in ten is held out."""
+    train = folder / "train"
+    others = [folder / name for name in _HELD_OUT_FOLDERS if (folder / name).is_dir()]
+    if train.is_dir() and others:
+        classes = _classes(train)
+        learned, held_out = (_load(_files(place, classes), side) for place in (train, others[0]))
+        return ByteImages(learned, held_out, classes)
+    classes = _classes(folder)
+    files = _files(folder, classes)
+    split: tuple[list[Any], list[Any]] = ([], [])
+    for path, label in files:
+        split[is_held_out(path.relative_to(folder).as_posix())].append((path, label))
+    if not split[1]:  # too few for one in ten
+        split = ([f for i, f in enumerate(files) if i % 10], files[::10])
+    return ByteImages(_load(split[0], side), _load(split[1], side), classes)
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} has neither MNIST's idx files, nor CIFAR-10's data_batch_1 (.bin, .webp or python), "
+            "nor a folder for each class"
+        )
+    return tuple(found)
+
+
+def _files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    return [
+        (path, label)
+        for label, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+
+
+def _load(files: list[tuple[Path, int]], side: int) -> Part:
+    images = torch.empty(len(files), 3, side, side, dtype=torch.uint8)
+    for image, (path, _) in zip(images, files, strict=True):
+        image.copy_(_image(path, side))
+    return images, torch.tensor([label for _, label in files], dtype=torch.int64)
+
+
+def _image(path: Path, side: int) -> Tensor:
+    """The middle square, resized: ``(3, side, side)``."""
+    with opened(path) as image:
+        from PIL import ImageOps
+
+        square = ImageOps.fit(image.convert("RGB"), (side, side))
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+
+# ---- whichever a folder has ----------------------------------------------------------------------------
 
 __all__ = ["ByteImages", "Images", "read_byte_folder", "read_folder"]
 

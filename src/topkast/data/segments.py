@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from topkast.data.draw import generator
+from topkast.data.batches import generator
 
 # What torch's cross_entropy leaves out by default.
 IGNORED = -100

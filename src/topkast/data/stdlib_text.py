@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import sysconfig
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-# One file in ten is held out, chosen by its name, so that the split does not depend on the file's length or
-# on what else is installed.
-_HELD_OUT_SHARE = 10
+from topkast.data.text import HELD_OUT_SHARE, is_held_out
+
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__", "lib2to3"}
 
 
@@ -27,12 +25,12 @@ def stdlib_text(limit: int = 4_000_000) -> tuple[Tensor, Tensor]:
     root = Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     sizes = [0, 0]
-    limits = (limit, limit // _HELD_OUT_SHARE)
+    limits = (limit, limit // HELD_OUT_SHARE)
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
         if _NOT_LIBRARY.intersection(inside.parts):
             continue
-        held_out = hashlib.sha256(inside.as_posix().encode()).digest()[0] % _HELD_OUT_SHARE == 0
+        held_out = is_held_out(inside.as_posix())
         if sizes[held_out] < limits[held_out]:
             parts[held_out].append(path.read_bytes())
             sizes[held_out] += len(parts[held_out][-1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from topkast.data.packed import Packed
+from topkast.data.files import Packed
 
 HELD_OUT_SHARE = 10
 

@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.find import SOURCES, find
-from topkast.data.packed import Packed, locate
-from topkast.data.vocabulary import Vocabulary, count_words
-from topkast.data.word_cache import WordCache
+from topkast.data.files import SOURCES, Packed, find, locate
+from topkast.data.words import Vocabulary, WordCache, count_words
 
 PARTS = ("train", "valid", "test")
 # The longest line of WikiText has some ten thousand bytes; one of this size is no line of words.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from topkast.data.batches import ImageBatches
 from topkast.data.cifar import read_cifar10
 from topkast.data.digits import digits
-from topkast.data.find import find
+from topkast.data.files import find
 from topkast.data.images import ByteImages, read_byte_folder
 from topkast.models.network import Network
 from topkast.train.task import Task

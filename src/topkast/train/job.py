@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from topkast.core.ranks import Ranks
-from topkast.data.share import Share
+from topkast.data.batches import Share
 from topkast.methods.base import Method
 from topkast.methods.topkast import TopKAST
 from topkast.planning.traffic import why_alone

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.core.ranks import Ranks
-from topkast.data.share import Share
+from topkast.data.batches import Share
 from topkast.models.network import Network
 
 

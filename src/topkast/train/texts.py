@@ -51,7 +51,7 @@ def read(dataset: str | None, path: Path | None, limit: int | None) -> Text:
 
     Args:
         dataset: One of `NAMES`, or None for whatever is at `path`.
-        path: Where it is; for a data set, None looks where `topkast.data.find` says.
+        path: Where it is; for a data set, None looks where `topkast.data.files` says.
         limit: Bytes, or words, of training text to use.
 
     Raises:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from topkast.core.local import keep_local
 from topkast.core.ranks import Ranks
-from topkast.data.draw import generator
+from topkast.data.batches import generator
 from topkast.methods.base import Method
 from topkast.train.build import build
 from topkast.train.config import Config
