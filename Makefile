@@ -28,10 +28,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests examples docs/hooks.py
 	$(BIN)/ruff format --check src tests examples docs/hooks.py
 	$(BIN)/basedpyright
+	$(BIN)/clang-format --dry-run --Werror src/topkast/kernels/native/*.[ch]pp
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format src tests examples docs/hooks.py
 	$(BIN)/ruff check --fix src tests examples docs/hooks.py
+	$(BIN)/clang-format -i src/topkast/kernels/native/*.[ch]pp
 
 # The documentation as pages in site/; a warning is an error. The tests build it too.
 docs: $(VENV)/.dev

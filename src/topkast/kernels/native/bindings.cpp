@@ -1,5 +1,7 @@
 // What Python sees: Plans, and functions on them. Tensors come as addresses and lengths; every length is checked here,
 // every index was checked when its Plan was built.
+#include "bindings.hpp"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
@@ -10,10 +12,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "bindings.hpp"
+#include "gather.hpp"
 #include "inspect.hpp"
 #include "kernels.hpp"
-#include "gather.hpp"
 #include "match.hpp"
 #include "plan.hpp"
 #include "rows.hpp"
@@ -33,11 +34,11 @@ Plan* make_plan(int64_t num_rows, int64_t num_columns, Address positions, int in
   if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
   const auto* flags = reinterpret_cast<const uint8_t*>(active);
   if (index_bytes == 4)
-    return new Plan(num_rows, num_columns, reinterpret_cast<const int32_t*>(positions), flags, num_slots,
-                    explores, taps, gathers, num_threads);
+    return new Plan(num_rows, num_columns, reinterpret_cast<const int32_t*>(positions), flags, num_slots, explores,
+                    taps, gathers, num_threads);
   if (index_bytes == 8)
-    return new Plan(num_rows, num_columns, reinterpret_cast<const int64_t*>(positions), flags, num_slots,
-                    explores, taps, gathers, num_threads);
+    return new Plan(num_rows, num_columns, reinterpret_cast<const int64_t*>(positions), flags, num_slots, explores,
+                    taps, gathers, num_threads);
   throw std::invalid_argument("indices must be int32 or int64");
 }
 
@@ -104,13 +105,13 @@ void backward(const Plan& plan, bool transpose, Address values, int64_t num_valu
   // The input gradient sweeps the other way than the forward product did.
   const Sweep& s = transpose ? plan.rows() : plan.columns();
   const int64_t inputs = checked_product(tokens, s.num_rows);
-  kernels<T>().backward(
-      s, plan.samples(), !transpose, checked<const T>("values", values, num_values, plan.num_slots()),
-      checked<const T>("x", x, x_length, inputs),
-      checked<const T>("dy", dy, dy_length, checked_product(tokens, s.num_columns)), tokens,
-      dx ? output<T>("dx", dx, dx_length, inputs) : nullptr,
-      dvalues ? checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements) : nullptr,
-      dbias ? checked<T>("dbias", dbias, dbias_length, s.num_columns) : nullptr, checked_threads(num_threads));
+  kernels<T>().backward(s, plan.samples(), !transpose, checked<const T>("values", values, num_values, plan.num_slots()),
+                        checked<const T>("x", x, x_length, inputs),
+                        checked<const T>("dy", dy, dy_length, checked_product(tokens, s.num_columns)), tokens,
+                        dx ? output<T>("dx", dx, dx_length, inputs) : nullptr,
+                        dvalues ? checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements) : nullptr,
+                        dbias ? checked<T>("dbias", dbias, dbias_length, s.num_columns) : nullptr,
+                        checked_threads(num_threads));
 }
 
 // The sizes of a convolution, in the order of Conv.
@@ -137,10 +138,20 @@ Conv checked_conv(const Plan& plan, const Sizes& n) {
 
 // The convolution of dy that gives dx, for stride 1: the padding is what is left of the kernel's reach.
 Conv turned(const Conv& g, const Plan& plan) {
-  const Conv t{g.batch, plan.rows().num_rows, g.out_height, g.out_width, g.height, g.width,
-               g.kernel_height, g.kernel_width, 1, 1,
+  const Conv t{g.batch,
+               plan.rows().num_rows,
+               g.out_height,
+               g.out_width,
+               g.height,
+               g.width,
+               g.kernel_height,
+               g.kernel_width,
+               1,
+               1,
                g.dilation_height * (g.kernel_height - 1) - g.padding_height,
-               g.dilation_width * (g.kernel_width - 1) - g.padding_width, g.dilation_height, g.dilation_width};
+               g.dilation_width * (g.kernel_width - 1) - g.padding_width,
+               g.dilation_height,
+               g.dilation_width};
   if (g.stride_height != 1 || g.stride_width != 1 || t.padding_height < 0 || t.padding_width < 0)
     throw std::invalid_argument("a Plan that gathers needs stride 1 and a padding within the kernel's reach");
   if (g.out_height != g.height + 2 * g.padding_height - g.dilation_height * (g.kernel_height - 1) ||
@@ -185,8 +196,7 @@ void conv_backward(const Plan& plan, const Sizes& sizes, Address values, int64_t
   }
   if (dvalues)
     kernels<T>().conv_weight_grad(plan.samples(), g, checked<const T>("x", x, x_length, inputs), out,
-                                  checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements),
-                                  threads);
+                                  checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements), threads);
 }
 
 template <typename T>
@@ -267,9 +277,8 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   nb::class_<Plan>(m, "Plan")
       .def(nb::new_(&make_plan), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("positions"),
-           nb::arg("index_bytes"), nb::arg("active"), nb::arg("num_slots"), nb::arg("explores"),
-           nb::arg("taps"), nb::arg("gathers"), nb::arg("num_threads"),
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::arg("index_bytes"), nb::arg("active"), nb::arg("num_slots"), nb::arg("explores"), nb::arg("taps"),
+           nb::arg("gathers"), nb::arg("num_threads"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_slots", &Plan::num_slots)
       .def_prop_ro("num_samples", [](const Plan& p) { return p.samples().num_elements; })
       .def_prop_ro("num_bytes", &Plan::num_bytes);

@@ -31,7 +31,8 @@ T* output(const char* name, Address address, int64_t length, int64_t expected) {
 }
 
 inline int checked_threads(int num_threads) {
-  if (num_threads < 1) throw std::invalid_argument("num_threads must be at least 1, got " + std::to_string(num_threads));
+  if (num_threads < 1)
+    throw std::invalid_argument("num_threads must be at least 1, got " + std::to_string(num_threads));
   return num_threads;
 }
 

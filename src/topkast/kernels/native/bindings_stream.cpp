@@ -16,8 +16,8 @@ void positions(const Stream& stream, int64_t first, int64_t count, Address out, 
 template <typename T>
 void look_up(const Stream& stream, Address positions, int64_t count, Address ranks, int64_t num_ranks, Address values,
              int64_t num_values, int num_threads) {
-  stream.look_up<T>(checked<const int64_t>("positions", positions, count, count),
-                    count, checked<int64_t>("ranks", ranks, num_ranks, count),
+  stream.look_up<T>(checked<const int64_t>("positions", positions, count, count), count,
+                    checked<int64_t>("ranks", ranks, num_ranks, count),
                     values == 0 ? nullptr : checked<T>("values", values, num_values, count),
                     checked_threads(num_threads));
 }
@@ -30,8 +30,9 @@ void dense(const Stream& stream, Address out, int64_t length, int num_threads) {
 template <typename T>
 void merge(Address a, int64_t num_a, Address a_values, int64_t num_a_values, Address b, int64_t num_b, Address b_values,
            int64_t num_b_values, Address out, int64_t num_out, Address out_values, int64_t num_out_values) {
-  merge_sorted<T>(checked<const int64_t>("a", a, num_a, num_a), checked<const T>("a's values", a_values, num_a_values, num_a),
-                  num_a, checked<const int64_t>("b", b, num_b, num_b),
+  merge_sorted<T>(checked<const int64_t>("a", a, num_a, num_a),
+                  checked<const T>("a's values", a_values, num_a_values, num_a), num_a,
+                  checked<const int64_t>("b", b, num_b, num_b),
                   checked<const T>("b's values", b_values, num_b_values, num_b), num_b,
                   checked<int64_t>("out", out, num_out, num_a + num_b),
                   checked<T>("out's values", out_values, num_out_values, num_a + num_b));

@@ -1,4 +1,5 @@
-// A 2-D convolution as the sparse product on patches: columns are (channel, kernel row, kernel column), tokens are pixels.
+// A 2-D convolution as the sparse product on patches: columns are (channel, kernel row, kernel column), tokens are
+// pixels.
 #pragma once
 
 #include <cstdint>

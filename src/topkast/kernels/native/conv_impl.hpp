@@ -43,8 +43,8 @@ void conv(const Sweep& s, const Conv& g, const T* values, const T* x, const T* b
 }
 
 // Input gradient by scattering, for strides above 1; others gather, which is `conv` of dy. A tile of the patch matrix
-// holds whole channels (Plan sees to it), so that a task, one tile of one image, is the only one to write its channels; it
-// takes the panels in order.
+// holds whole channels (Plan sees to it), so that a task, one tile of one image, is the only one to write its channels;
+// it takes the panels in order.
 template <typename T>
 void conv_input_grad(const Sweep& s, const Conv& g, const T* values, const T* dy, T* dx, int num_threads) {
   const int64_t image_size = g.channels * g.height * g.width;

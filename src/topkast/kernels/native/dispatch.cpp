@@ -8,10 +8,10 @@
 
 namespace topkast {
 
-#define TOPKAST_DECLARE(isa)             \
-  namespace isa {                        \
-  extern const Kernels<float> kFloat;    \
-  extern const Kernels<double> kDouble;  \
+#define TOPKAST_DECLARE(isa)            \
+  namespace isa {                       \
+  extern const Kernels<float> kFloat;   \
+  extern const Kernels<double> kDouble; \
   }
 TOPKAST_DECLARE(portable)
 #if defined(__x86_64__)

@@ -18,8 +18,8 @@ void pack_panels(const Operand<T>& a, const Operand<T>& b, int64_t first_panel, 
     const int64_t i = job / per_panel, c = job % per_panel;
     const Operand<T>& operand = c < a_chunks ? a : b;
     const int64_t c0 = (c < a_chunks ? c : c - a_chunks) * chunk;
-    pack(operand.data, operand.columns, panel_at<T>(first_panel + i, tokens), c0,
-         smaller(operand.columns, c0 + chunk), operand.panel(i));
+    pack(operand.data, operand.columns, panel_at<T>(first_panel + i, tokens), c0, smaller(operand.columns, c0 + chunk),
+         operand.panel(i));
   }
 }
 
@@ -95,8 +95,8 @@ void backward_by_lane(const Backward<T>& b, const Lanes& lanes, const T* value, 
   if (b.dbias) add_parts(parts, lanes.panels, b.s.num_columns, b.dbias);
 }
 
-// Threads take turns at the panels: first a panel each, or a piece of one, then some tiles of the weight gradient for all
-// of them. Called by all threads of a parallel region.
+// Threads take turns at the panels: first a panel each, or a piece of one, then some tiles of the weight gradient for
+// all of them. Called by all threads of a parallel region.
 template <typename T>
 void backward_together(const Backward<T>& b, const Lanes& lanes, const T* value, const Sums<T>* sums, T* parts,
                        const Operand<T>& dy, const Operand<T>& x, int64_t together) {
@@ -125,9 +125,8 @@ void backward_together(const Backward<T>& b, const Lanes& lanes, const T* value,
     }
     if (b.dbias) add_parts(parts, count, b.s.num_columns, b.dbias);
     if (sums)
-      sample_panels<T>(b.m, count, [&](int64_t i) {
-        return b.pair(p0 + i, dy.panel(i), x.panel(i), sums->lane(lanes.of(p0 + i)));
-      });
+      sample_panels<T>(
+          b.m, count, [&](int64_t i) { return b.pair(p0 + i, dy.panel(i), x.panel(i), sums->lane(lanes.of(p0 + i))); });
 #pragma omp barrier
   }
 }

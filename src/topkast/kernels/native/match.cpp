@@ -50,7 +50,8 @@ Changes::Changes(const int64_t* before, int64_t num_before, const int64_t* after
                  int num_threads)
     : chunks_(std::max<int64_t>(1, (num_after + kChunk - 1) / kChunk)) {
   const int64_t num_chunks = static_cast<int64_t>(chunks_.size());
-  // Where in `before` a chunk begins. The first one has what comes before all of `after` too, the last what comes after.
+  // Where in `before` a chunk begins. The first one has what comes before all of `after` too, the last what comes
+  // after.
   auto begin = [&](int64_t chunk) -> int64_t {
     if (chunk == 0) return 0;
     if (chunk == num_chunks) return num_before;

@@ -1,8 +1,8 @@
 // Panels of tokens and how they are packed, for one instruction set.
 //
 // Like every *_impl.hpp this is included by one .cpp per instruction set, each compiled with its own flags and with
-// TOPKAST_ISA_NAMESPACE and TOPKAST_VECTOR_BYTES defined; everything is in that namespace, so that no inline function of
-// one instruction set is ever linked into another.
+// TOPKAST_ISA_NAMESPACE and TOPKAST_VECTOR_BYTES defined; everything is in that namespace, so that no inline function
+// of one instruction set is ever linked into another.
 #pragma once
 
 #include <omp.h>
@@ -121,9 +121,9 @@ inline void transpose_block(const T* in, int64_t in_stride, int64_t rows, int64_
 }
 
 // Tokens of x are often a multiple of 4096 bytes apart, so that their lines of one column fall into the same set of a
-// cache, and it holds only 8 of them. Both loops below therefore have no more than 8 tokens under way at a time, and finish
-// with their lines before they go on. (Taking 16 columns of all tokens before the next 16, as one would to write whole
-// lines, packs at half and unpacks at two thirds of this speed.)
+// cache, and it holds only 8 of them. Both loops below therefore have no more than 8 tokens under way at a time, and
+// finish with their lines before they go on. (Taking 16 columns of all tokens before the next 16, as one would to write
+// whole lines, packs at half and unpacks at two thirds of this speed.)
 
 // Columns [c0, c1) of a panel of x: packed[c * width + t]. Padding tokens are zero.
 template <typename T>
@@ -143,7 +143,8 @@ void pack(const T* x, int64_t num_columns, const Panel& p, int64_t c0, int64_t c
   }
 }
 
-// The reverse, for a tile of outputs: y[t * num_columns + c] = packed[c * width + t] for the panel's tokens, c < columns.
+// The reverse, for a tile of outputs: y[t * num_columns + c] = packed[c * width + t] for the panel's tokens, c <
+// columns.
 template <typename T>
 void unpack(const T* packed, const Panel& p, int64_t columns, T* y, int64_t num_columns) {
   constexpr int64_t line = 64 / int64_t(sizeof(T));
@@ -152,7 +153,8 @@ void unpack(const T* packed, const Panel& p, int64_t columns, T* y, int64_t num_
     for (int64_t c0 = 0; c0 < columns; c0 += line) {
       for (int64_t i = t; i < smaller(t + 8, p.count); ++i) __builtin_prefetch(y + i * num_columns + c0 + 2 * line, 1);
       for (int64_t c = c0; c < smaller(columns, c0 + line); c += 8)
-        transpose_block(packed + c * p.width + t, p.width, columns - c, p.count - t, y + t * num_columns + c, num_columns);
+        transpose_block(packed + c * p.width + t, p.width, columns - c, p.count - t, y + t * num_columns + c,
+                        num_columns);
     }
 }
 

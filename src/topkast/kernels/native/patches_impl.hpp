@@ -46,9 +46,9 @@ inline void gather_row<float>(const float* from, const int32_t* index, int64_t c
 }
 #endif
 
-// Maps the pixels of a panel (numbered through all images) to numbers of the input, tap by tap. The map is the same for all
-// channels, so that its divisions are done once per panel and not once per channel. Panels with long runs of pixels are
-// copied piece by piece; where rows are short, number by number.
+// Maps the pixels of a panel (numbered through all images) to numbers of the input, tap by tap. The map is the same for
+// all channels, so that its divisions are done once per panel and not once per channel. Panels with long runs of pixels
+// are copied piece by piece; where rows are short, number by number.
 template <typename T>
 class PatchMap {
  public:

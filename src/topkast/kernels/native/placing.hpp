@@ -130,8 +130,7 @@ struct Placing {
     for (int64_t chunk = 0; chunk < view.num_chunks(); ++chunk) {
       uint16_t* count = counts.data() + chunk * num_places();
       view.visit(chunk, [&](size_t place, int32_t, int64_t, uint32_t, uint32_t n) { count[place] += uint16_t(n); });
-      for (int64_t i = 0; i < view.num_cells(); ++i, count += view.tile_rows)
-        count_cell(count, view.cell(chunk, i));
+      for (int64_t i = 0; i < view.num_cells(); ++i, count += view.tile_rows) count_cell(count, view.cell(chunk, i));
     }
   }
 

@@ -31,7 +31,7 @@ struct Sweep {
   int32_t block_columns = 0;
   int64_t num_tiles = 0;
   int64_t num_blocks = 0;
-  std::vector<uint16_t> column;        // within the block, one per element
+  std::vector<uint16_t> column;  // within the block, one per element
   // The slot of an element is the first of its weight row plus `offset`. If a row of the weight has too many elements
   // for 16 bits, `offset` is empty and `slot` has all of it.
   std::vector<uint16_t> offset;
@@ -60,7 +60,7 @@ struct Samples {
   int32_t block_columns = 0;
   int64_t num_tiles = 0;
   int64_t num_blocks = 0;
-  std::vector<uint16_t> column;        // within the block; `group` for each group
+  std::vector<uint16_t> column;  // within the block; `group` for each group
   std::vector<Segment> segments;
   std::vector<int64_t> first_segment;  // per (tile, block), and the end
   std::vector<int64_t> first_group;    // per (tile, block), and the end
@@ -77,8 +77,8 @@ class Plan {
   // tap turned round). Otherwise it is the transposed matrix, its tiles holding whole channels. Throws
   // std::invalid_argument with the rule that is broken.
   template <typename Index>
-  Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active,
-       int64_t num_slots, bool explores, int64_t taps, bool gathers, int num_threads);
+  Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active, int64_t num_slots,
+       bool explores, int64_t taps, bool gathers, int num_threads);
 
   int64_t num_slots() const { return num_slots_; }
   int64_t taps() const { return taps_; }

@@ -46,8 +46,7 @@ void check_positions(int64_t numel, const Index* positions, int64_t num_slots) {
 inline void check_sizes(int64_t num_rows, int64_t num_columns, int64_t num_slots) {
   if (num_rows < 0 || num_columns < 0) throw std::invalid_argument("the weight's shape must not be negative");
   const int64_t limit = std::numeric_limits<int32_t>::max();
-  if (num_rows > limit || num_columns > limit)
-    throw std::invalid_argument("rows and columns must each be below 2^31");
+  if (num_rows > limit || num_columns > limit) throw std::invalid_argument("rows and columns must each be below 2^31");
   if (num_slots > limit) throw std::invalid_argument("|B| must be below 2^31");
 }
 

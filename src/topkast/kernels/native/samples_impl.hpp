@@ -64,9 +64,12 @@ inline void sample_segment(const T* left, const T* right, const uint16_t* column
   for (int v = 0; v < V; ++v) l[v] = reinterpret_cast<const vec*>(left)[v];
   for (; count >= 4; count -= 4, column += 4, sums += 4) sample_group<T, V, 4, Ahead>(l, right, column, sums);
   switch (count) {
-    case 3: return sample_group<T, V, 3, Ahead>(l, right, column, sums);
-    case 2: return sample_group<T, V, 2, Ahead>(l, right, column, sums);
-    case 1: return sample_group<T, V, 1, Ahead>(l, right, column, sums);
+    case 3:
+      return sample_group<T, V, 3, Ahead>(l, right, column, sums);
+    case 2:
+      return sample_group<T, V, 2, Ahead>(l, right, column, sums);
+    case 1:
+      return sample_group<T, V, 1, Ahead>(l, right, column, sums);
   }
 }
 
@@ -100,9 +103,12 @@ void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t l
     case 8:
       return ahead ? sample_block<T, 8, true>(s, block, first_tile, last_tile, left, right, sums)
                    : sample_block<T, 8, false>(s, block, first_tile, last_tile, left, right, sums);
-    case 4: return sample_block<T, 4, false>(s, block, first_tile, last_tile, left, right, sums);
-    case 2: return sample_block<T, 2, false>(s, block, first_tile, last_tile, left, right, sums);
-    default: return sample_block<T, 1, false>(s, block, first_tile, last_tile, left, right, sums);
+    case 4:
+      return sample_block<T, 4, false>(s, block, first_tile, last_tile, left, right, sums);
+    case 2:
+      return sample_block<T, 2, false>(s, block, first_tile, last_tile, left, right, sums);
+    default:
+      return sample_block<T, 1, false>(s, block, first_tile, last_tile, left, right, sums);
   }
 }
 
@@ -115,8 +121,8 @@ struct Pair {
   T* sums;
 };
 
-// Panels to be packed before the weight gradient takes its turn: one per thread, or more if they are small and so is the
-// work on them, so that threads wait for each other less often. (Where one fills L2, more are 2 to 20 % slower.)
+// Panels to be packed before the weight gradient takes its turn: one per thread, or more if they are small and so is
+// the work on them, so that threads wait for each other less often. (Where one fills L2, more are 2 to 20 % slower.)
 template <typename T>
 int64_t panels_together(int64_t panels, int64_t columns, int num_threads) {
   constexpr int64_t enough = 384 * 1024;
@@ -126,9 +132,9 @@ int64_t panels_together(int64_t panels, int64_t columns, int num_threads) {
 
 // Consecutive panels whose products are added up apart from the others'. Where a panel of both operands fits into L2, a
 // thread does whole lanes by itself: it waits for nobody and reads nothing that another core has packed. (The backward
-// pass of 1024 x 1024 is 5 to 25 % faster on two threads, the more the noisier the machine.) Each lane is shorter than the
-// one before, so that threads which take the next one whenever they are free end at about the same time. Lanes follow
-// from the sizes alone: sums have the same bits for every number of threads.
+// pass of 1024 x 1024 is 5 to 25 % faster on two threads, the more the noisier the machine.) Each lane is shorter than
+// the one before, so that threads which take the next one whenever they are free end at about the same time. Lanes
+// follow from the sizes alone: sums have the same bits for every number of threads.
 struct Lanes {
   int64_t count;
   int64_t panels;
@@ -201,8 +207,7 @@ template <typename T>
 void start_sums(const Sums<T>& sums, const Lanes& lanes) {
   const int64_t groups = lanes.count * sums.size / Samples::group;
 #pragma omp for schedule(static)
-  for (int64_t i = 0; i < groups; ++i)
-    fill(sums.data + i * Samples::group, sums.data + (i + 1) * Samples::group, T(0));
+  for (int64_t i = 0; i < groups; ++i) fill(sums.data + i * Samples::group, sums.data + (i + 1) * Samples::group, T(0));
 }
 
 // From groups to slot order, lanes added in their order; called by all threads of a parallel region.

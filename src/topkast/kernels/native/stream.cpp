@@ -160,8 +160,8 @@ void Stream::dense(T* out, int num_threads) const {
 }
 
 template <typename T>
-void merge_sorted(const int64_t* a, const T* a_values, int64_t num_a, const int64_t* b, const T* b_values, int64_t num_b,
-                  int64_t* out, T* out_values) {
+void merge_sorted(const int64_t* a, const T* a_values, int64_t num_a, const int64_t* b, const T* b_values,
+                  int64_t num_b, int64_t* out, T* out_values) {
   int64_t i = 0, j = 0;
   for (int64_t to = 0; to < num_a + num_b; ++to) {
     const bool from_a = j == num_b || (i < num_a && a[i] < b[j]);
@@ -170,10 +170,10 @@ void merge_sorted(const int64_t* a, const T* a_values, int64_t num_a, const int6
   }
 }
 
-#define TOPKAST_STREAM(T)                                                                          \
-  template int64_t Stream::count_at_least(T) const;                                                \
-  template void Stream::look_up(const int64_t*, int64_t, int64_t*, T*, int) const;                 \
-  template void Stream::dense(T*, int) const;                                                      \
+#define TOPKAST_STREAM(T)                                                          \
+  template int64_t Stream::count_at_least(T) const;                                \
+  template void Stream::look_up(const int64_t*, int64_t, int64_t*, T*, int) const; \
+  template void Stream::dense(T*, int) const;                                      \
   template void merge_sorted(const int64_t*, const T*, int64_t, const int64_t*, const T*, int64_t, int64_t*, T*);
 TOPKAST_STREAM(float)
 TOPKAST_STREAM(double)

@@ -1,9 +1,9 @@
 // The initial theta of one weight as a stream of its elements in order of magnitude, without storing any of them.
 //
-// An i.i.d. symmetric theta is a random order of the positions and, independent of it, sorted magnitudes and signs. Rank r
-// (0 is the largest) sits at position pi(r), for a keyed permutation pi of [0, n); its magnitude is the quantile at
-// 1 - (r + 1/2) / n of the initial distribution of |theta|; its sign is a bit of the key. All of it is computed from integers
-// and the operations that IEEE 754 rounds correctly, so that it is the same on every machine.
+// An i.i.d. symmetric theta is a random order of the positions and, independent of it, sorted magnitudes and signs.
+// Rank r (0 is the largest) sits at position pi(r), for a keyed permutation pi of [0, n); its magnitude is the quantile
+// at 1 - (r + 1/2) / n of the initial distribution of |theta|; its sign is a bit of the key. All of it is computed from
+// integers and the operations that IEEE 754 rounds correctly, so that it is the same on every machine.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ class Permutation {
 
 enum class Kind { uniform = 0, normal = 1 };
 
-// The distribution of |theta|: uniform on [0, scale], or normal with the standard deviation `scale`, cut off where it holds
-// the share `mass` of the whole (1: not cut off).
+// The distribution of |theta|: uniform on [0, scale], or normal with the standard deviation `scale`, cut off where it
+// holds the share `mass` of the whole (1: not cut off).
 struct Magnitudes {
   Kind kind;
   double scale;
@@ -67,7 +67,7 @@ class Stream {
 
 // Merges two increasing lists of distinct positions with their values.
 template <typename T>
-void merge_sorted(const int64_t* a, const T* a_values, int64_t num_a, const int64_t* b, const T* b_values, int64_t num_b,
-                  int64_t* out, T* out_values);
+void merge_sorted(const int64_t* a, const T* a_values, int64_t num_a, const int64_t* b, const T* b_values,
+                  int64_t num_b, int64_t* out, T* out_values);
 
 }  // namespace topkast

@@ -24,7 +24,7 @@ inline void accumulate(const T* x, const uint16_t* column, const T* value, int c
   vec acc[chains][V];
   for (int v = 0; v < V; ++v) acc[0][v] = reinterpret_cast<const vec*>(y)[v];
   for (int c = 1; c < chains; ++c)
-    for (int v = 0; v < V; ++v) acc[c][v] = vec{} ;
+    for (int v = 0; v < V; ++v) acc[c][v] = vec{};
   int e = 0;
   for (; e + chains <= count; e += chains)
     for (int c = 0; c < chains; ++c) {
@@ -66,10 +66,14 @@ void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, i
   const bool ahead = s.block_columns * width * int64_t(sizeof(T)) > kL1;
   switch (width / Vector<T>::lanes) {
     case 8:
-      return ahead ? sweep_tile<T, 8, true>(s, tile, value, packed, y) : sweep_tile<T, 8, false>(s, tile, value, packed, y);
-    case 4: return sweep_tile<T, 4, false>(s, tile, value, packed, y);
-    case 2: return sweep_tile<T, 2, false>(s, tile, value, packed, y);
-    default: return sweep_tile<T, 1, false>(s, tile, value, packed, y);
+      return ahead ? sweep_tile<T, 8, true>(s, tile, value, packed, y)
+                   : sweep_tile<T, 8, false>(s, tile, value, packed, y);
+    case 4:
+      return sweep_tile<T, 4, false>(s, tile, value, packed, y);
+    case 2:
+      return sweep_tile<T, 2, false>(s, tile, value, packed, y);
+    default:
+      return sweep_tile<T, 1, false>(s, tile, value, packed, y);
   }
 }
 

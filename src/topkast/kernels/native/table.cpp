@@ -6,8 +6,8 @@
 
 namespace topkast {
 
-Table::Table(int64_t num_rows, int64_t num_columns, const int64_t* positions, const uint8_t* active,
-             int64_t num_slots, bool explores)
+Table::Table(int64_t num_rows, int64_t num_columns, const int64_t* positions, const uint8_t* active, int64_t num_slots,
+             bool explores)
     : num_rows_(num_rows), num_columns_(num_columns), explores_(explores) {
   std::vector<int32_t> column;
   std::vector<int64_t> count;
@@ -60,8 +60,8 @@ void Table::lookup_grad(const int64_t* ids, int64_t tokens, const T* grad, T* dv
   }
 }
 
-#define TOPKAST_INSTANTIATE(T)                                                                   \
-  template void Table::lookup<T>(const T*, const int64_t*, int64_t, T*, int) const;              \
+#define TOPKAST_INSTANTIATE(T)                                                      \
+  template void Table::lookup<T>(const T*, const int64_t*, int64_t, T*, int) const; \
   template void Table::lookup_grad<T>(const int64_t*, int64_t, const T*, T*, int) const;
 TOPKAST_INSTANTIATE(float)
 TOPKAST_INSTANTIATE(double)
