@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.data.files import SOURCES, Packed, find, locate
+from topkast.data.files import DATA_SETS, Packed, find, locate
 
 TEXT = b"The quick brown fox jumps over the lazy dog. " * 200
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -124,7 +124,7 @@ def test_a_given_path_comes_before_the_variable(tmp_path: Path, monkeypatch: pyt
     assert find("enwik8", tmp_path) == tmp_path
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", DATA_SETS)
 def test_what_is_missing_can_be_had_somewhere(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 import topkast
 from topkast.core.sets import Counts
-from topkast.data.files import SOURCES
+from topkast.data.files import DATA_SETS
 from topkast.models import PRESETS, TransformerXL, preset
 from topkast.models.catalogue import CATALOGUE
 from topkast.planning.survey import survey
@@ -99,7 +99,7 @@ def test_readings_that_counting_rules_out() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_network_with_data(name: str) -> None:
     chosen = preset(name)
-    assert chosen.data in SOURCES
+    assert chosen.data in DATA_SETS
     assert chosen.model in CATALOGUE
     model = on_meta(name)
     with torch.device("meta"):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from topkast.kernels import native
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.machine import cpu_features
 from topkast.train.environment import environment
@@ -41,8 +40,7 @@ def run(options: argparse.Namespace) -> None:
     print("engines")
     for name, engine in ENGINES.items():
         reason = engine.unavailable()
-        able = f"compiled for {native.isa()}" if name == "native" else "torch's own kernels"
-        print(f"  {name:14}{able if reason is None else f'not available: {reason}'}")
+        print(f"  {name:14}{engine.about() if reason is None else f'not available: {reason}'}")
     print("extras")
     for package, purpose in _EXTRAS.items():
         print(f"  {package:14}{_version(package):14}{purpose}")

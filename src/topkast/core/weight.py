@@ -208,7 +208,8 @@ class SparseWeight(NotATensor):
 
     def _is_off_cpu(self) -> bool:
         """Whether the weight is on a device and its engine is for the CPU, between whose "auto" decides."""
-        return self.engine in ("native", "auto") and self.device.type != "cpu"
+        is_for_cpu = self.engine == "auto" or ENGINES[self.engine].is_for_cpu
+        return is_for_cpu and self.device.type != "cpu"
 
     def describe_engine(self) -> str:
         """For tables: `engine`, and what "auto" has decided."""

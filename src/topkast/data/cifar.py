@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from topkast.data.files import SOURCES, find
+from topkast.data.files import DATA_SETS, find
 from topkast.data.labelled import ByteImages, Part, opened
 
 # ---- the form for Python, read without running it ------------------------------------------------------
@@ -187,7 +187,7 @@ def read_cifar10(path: Path | str | None = None, *, check: bool = True) -> ByteI
     if form is None:
         raise FileNotFoundError(
             f"{folder} has no data_batch_1.bin, data_batch_1 or data_batch_1.webp, nor 2 to 5; CIFAR-10 can "
-            f"be had from {SOURCES['cifar-10'].origin}"
+            f"be had from {DATA_SETS['cifar-10'].origin}"
         )
     suffix, read = form
     batches: dict[str, Arrays] = {}

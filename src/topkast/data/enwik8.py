@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.files import SOURCES, Packed, find, locate
+from topkast.data.files import DATA_SETS, Packed, find, locate
 
 SIZE = 100_000_000
 SHA1 = "57b8363b814821dc9d47aa4d41f58733519076b2"
@@ -78,7 +78,7 @@ def _file(place: Path) -> Packed:
     if found is None and (place / "enwik8.zip").is_file():
         found = locate(place / "enwik8.zip", ["enwik8"])
     if found is None:
-        raise FileNotFoundError(f"{place} has no enwik8; it can be had from {SOURCES['enwik8'].origin}")
+        raise FileNotFoundError(f"{place} has no enwik8; it can be had from {DATA_SETS['enwik8'].origin}")
     return found
 
 
@@ -97,7 +97,7 @@ def _unpacked(file: Packed, limit: int | None) -> Tensor:
 
 def _check(file: Packed, text: Tensor, limit: int | None) -> None:
     """The whole is checked by its digest, a prefix by how it starts."""
-    origin = f"get it again from {SOURCES['enwik8'].origin}"
+    origin = f"get it again from {DATA_SETS['enwik8'].origin}"
     if limit is None and len(text) != SIZE:
         found = f"{len(text):,}" if len(text) < SIZE or file.is_plain else "more"
         raise ValueError(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 SUFFIXES = ("", ".gz", ".xz", ".bz2")
 _OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}  # pyright: ignore[reportAssignmentType]
@@ -119,38 +119,61 @@ VARIABLE = "TOPKAST_DATA"
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set that has to be fetched by hand.
+class DataSet:
+    """A published data set, which has to be fetched by hand.
 
     Attributes:
+        task: What it is for: "text" or "images".
+        title: For people.
         names: What it is called in a folder of data sets, in the order in which it is looked for.
         origin: Where it can be had, in words.
+        shape: Of one image, (channels, height, width), where all have one and fit into memory.
     """
 
+    task: Literal["text", "images"]
+    title: str
     names: tuple[str, ...]
     origin: str
+    shape: tuple[int, int, int] | None = None
 
 
-SOURCES: dict[str, Source] = {
-    "enwik8": Source(
-        ("enwik8", "enwik8.zip", "enwik8.gz", "enwik8.xz"), "mattmahoney.net/dc/enwik8.zip (35 MB)"
+# All that are known by name; whatever else wants to know something of them asks here.
+DATA_SETS: dict[str, DataSet] = {
+    "enwik8": DataSet(
+        "text",
+        "enwik8",
+        ("enwik8", "enwik8.zip", "enwik8.gz", "enwik8.xz"),
+        "mattmahoney.net/dc/enwik8.zip (35 MB)",
     ),
-    "wikitext-2": Source(
-        ("wikitext-2", "wikitext-2-v1.zip"), "wikitext-2-v1.zip (4 MB), the data set of Merity et al. 2016"
+    "wikitext-2": DataSet(
+        "text",
+        "WikiText-2",
+        ("wikitext-2", "wikitext-2-v1.zip"),
+        "wikitext-2-v1.zip (4 MB), the data set of Merity et al. 2016",
     ),
-    "wikitext-103": Source(
+    "wikitext-103": DataSet(
+        "text",
+        "WikiText-103",
         ("wikitext-103", "wikitext-103-v1.zip"),
         "wikitext-103-v1.zip (190 MB), the data set of Merity et al. 2016",
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": DataSet(
+        "images",
+        "Fashion-MNIST",
         ("fashion-mnist",),
         "github.com/zalandoresearch/fashion-mnist (31 MB): the four .gz files, in a folder",
+        (1, 28, 28),
     ),
-    "cifar-10": Source(
+    "cifar-10": DataSet(
+        "images",
+        "CIFAR-10",
         ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10"),
         "www.cs.toronto.edu/~kriz/cifar.html: unpack the binary version (162 MB) or the python version",
+        (3, 32, 32),
     ),
-    "imagenet": Source(
+    "imagenet": DataSet(
+        "images",
+        "ImageNet",
         ("imagenet", "ILSVRC2012"),
         "image-net.org, after registration (ILSVRC2012, 150 GB): unpack it into train/ and val/ with a "
         "folder for each class",
@@ -162,7 +185,7 @@ def find(name: str, path: Path | str | None = None) -> Path:
     """The file or folder of a data set.
 
     Args:
-        name: One of `SOURCES`.
+        name: One of `DATA_SETS`.
         path: Where it is; without one it is looked for by its names in the folder that the environment
             variable TOPKAST_DATA gives.
 
@@ -170,9 +193,9 @@ def find(name: str, path: Path | str | None = None) -> Path:
         ValueError: A name that is not known.
         FileNotFoundError: It is not there; the message says where to get it.
     """
-    if name not in SOURCES:
-        raise ValueError(f"`name` must be one of {', '.join(SOURCES)}, got {name!r}")
-    source = SOURCES[name]
+    if name not in DATA_SETS:
+        raise ValueError(f"`name` must be one of {', '.join(DATA_SETS)}, got {name!r}")
+    source = DATA_SETS[name]
     if path is not None:
         if not Path(path).exists():
             raise FileNotFoundError(f"{path} does not exist; {name} can be had from {source.origin}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from topkast.data.files import SOURCES, find
+from topkast.data.files import DATA_SETS, find
 from topkast.data.labelled import SUFFIXES, opened
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read_imagenet(path: Path | str | None = None) -> tuple[ImageFiles, ImageFile
     for part in ("train", "val"):
         if not (folder / part).is_dir():
             raise FileNotFoundError(
-                f"{folder} has no folder {part}; ImageNet can be had from {SOURCES['imagenet'].origin}"
+                f"{folder} has no folder {part}; ImageNet can be had from {DATA_SETS['imagenet'].origin}"
             )
     train = index_images(folder / "train")
     return train, index_images(folder / "val", train.classes)

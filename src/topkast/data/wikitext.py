@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.files import SOURCES, Packed, find, locate
+from topkast.data.files import DATA_SETS, Packed, find, locate
 from topkast.data.words import Vocabulary, WordCache, count_words
 
 PARTS = ("train", "valid", "test")
@@ -91,14 +91,14 @@ def read_wikitext(
     if name not in PUBLISHED:
         raise ValueError(f"`name` must be one of {', '.join(PUBLISHED)}, got {name!r}")
     place = find(name, path)
-    words = _read(place, cache, PUBLISHED[name], f"; {name} can be had from {SOURCES[name].origin}")
+    words = _read(place, cache, PUBLISHED[name], f"; {name} can be had from {DATA_SETS[name].origin}")
     found = (*(len(getattr(words, part)) for part in PARTS), words.num_symbols)
     must = (*PUBLISHED[name].counts, PUBLISHED[name].num_words)
     for what, count, expected in zip((*PARTS, "vocabulary"), found, must, strict=True):
         if count != expected:
             raise ValueError(
                 f"{place} is not {name}: its {what} must have {expected:,} words, got {count:,}; get it "
-                f"again from {SOURCES[name].origin}, or read it as any text with `read_words`"
+                f"again from {DATA_SETS[name].origin}, or read it as any text with `read_words`"
             )
     return words
 

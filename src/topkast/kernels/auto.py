@@ -19,8 +19,8 @@ from topkast.kernels.engine import ConvGeometry, Engine
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.plan import Plan
 
-# What the numbers in `choices` stand for. Part of every checkpoint: names are only ever added at the end.
-NAMES = ("undecided", "masked", "csr", "native")
+# What the numbers in `choices` stand for.
+NAMES = ("undecided", *sorted(ENGINES, key=lambda name: ENGINES[name].code))
 # Inputs are told apart by the number of bits in their number of elements.
 NUM_SIZES = 64
 
@@ -113,7 +113,7 @@ def usable_engines(kind: str, geometry: ConvGeometry | None, device: torch.devic
     """Names of the engines that can do such a layer here, the preferred first."""
     return [
         name
-        for name in ("native", "masked", "csr")
+        for name in sorted(ENGINES, key=lambda name: ENGINES[name].preference)
         if ENGINES[name].unavailable() is None and ENGINES[name].refusal(kind, geometry, device.type) is None
     ]
 

@@ -94,7 +94,7 @@ def _row_elements(pattern: Pattern, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class CSREngine(Engine):
-    name = "csr"
+    name, code, preference = "csr", 2, 3
 
     def refusal(self, kind: str, geometry: ConvGeometry | None, device_type: str) -> str | None:
         if kind != "conv" or geometry is None:

@@ -43,9 +43,22 @@ class Engine(ABC):
 
     Shapes: `x` is ``(tokens, inputs)``, `grad` is ``(tokens, outputs)``, `values` has |B| entries. The
     weight is the matrix ``(num_rows, num_columns)`` of the Plan.
+
+    Attributes:
+        name: What users call it.
+        code: What stands for it in checkpoints. A number is never given twice; 0 is for "undecided".
+        preference: Engine "auto" takes the smaller of two that are equally fast.
+        is_for_cpu: Whether it runs on the CPU alone; elsewhere `masked` takes its place.
     """
 
     name: str
+    code: int
+    preference: int
+    is_for_cpu: bool = False
+
+    def about(self) -> str:
+        """What it computes with, for people."""
+        return "torch's own kernels"
 
     def unavailable(self) -> str | None:
         """Why this engine cannot be used at all on this machine, or None."""

@@ -30,7 +30,7 @@ def _gather(plan: Plan, dense_grad: Tensor) -> Tensor:
 
 
 class MaskedEngine(Engine):
-    name = "masked"
+    name, code, preference = "masked", 1, 2
 
     def refusal(self, kind: str, geometry: ConvGeometry | None, device_type: str) -> str | None:
         return None

@@ -217,7 +217,11 @@ def _sizes(plan: Plan, x: Tensor, geometry: ConvGeometry) -> tuple[int, ...]:
 class NativeEngine(CSREngine):
     """Linear layers, convolutions and embedding lookups by our own kernels."""
 
-    name = "native"
+    name, code, preference = "native", 3, 1  # it needs the least memory
+    is_for_cpu = True
+
+    def about(self) -> str:
+        return f"compiled for {isa()}"
 
     def unavailable(self) -> str | None:
         return why_missing()

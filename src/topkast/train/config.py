@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from topkast.core.distribution import nearest
+from topkast.data.files import DATA_SETS
+from topkast.kernels import engines
 from topkast.planning.named import METHODS
 from topkast.train.options import checked, option, rules, set_values
 
 FORMAT = 1
 TASKS = ("text", "images")
-DATASETS = ("enwik8", "wikitext-2", "wikitext-103", "fashion-mnist", "cifar-10", "imagenet")
+DATASETS = tuple(DATA_SETS)
 MODELS = ("decoder", "transformer-xl", "mlp", "resnet20", "resnet18", "resnet50")
-ENGINES = ("auto", "native", "csr", "masked")
+ENGINES = ("auto", *reversed(engines.ENGINES))
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from topkast.data.batches import ImageBatches
 from topkast.data.cifar import read_cifar10
 from topkast.data.digits import digits
-from topkast.data.files import find
+from topkast.data.files import DATA_SETS, find
 from topkast.data.images import ByteImages, read_byte_folder
 from topkast.models.network import Network
 from topkast.train.task import Task
-
-_PUBLISHED = {"cifar-10": ("CIFAR-10", (3, 32, 32)), "fashion-mnist": ("Fashion-MNIST", (1, 28, 28))}
 
 
 @dataclass
@@ -70,8 +68,9 @@ class ImageTask(Task):
         return read_byte_folder(self.data, self.side), str(self.data)
 
     def _read_published(self, name: str) -> tuple[ByteImages, str]:
-        title, shape = _PUBLISHED[name]
+        title, shape = DATA_SETS[name].title, DATA_SETS[name].shape
         if self.is_unread:
+            assert shape is not None
             blank = torch.zeros(self.batch, *shape, dtype=torch.uint8), torch.arange(self.batch) % 10
             classes = tuple(map(str, range(10)))
             return ByteImages(blank, blank, classes), f"{title}, which is not here, but blank"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from topkast.data.files import DATA_SETS
 from topkast.models.presets import Preset, preset
-
-_TASKS = {"enwik8": "text", "wikitext-2": "text", "wikitext-103": "text"}
 
 
 def preset_values(name: str) -> dict[str, dict[str, Any]]:
@@ -17,7 +16,7 @@ def preset_values(name: str) -> dict[str, dict[str, Any]]:
     """
     chosen = preset(name)
     values = {
-        "data": {"task": _TASKS.get(chosen.data, "images"), "dataset": chosen.data},
+        "data": {"task": DATA_SETS[chosen.data].task, "dataset": chosen.data},
         "model": {"model": chosen.model, **_sizes(chosen)},
         # The paper's language models count all parameters (docs/networks.md).
         "method": {

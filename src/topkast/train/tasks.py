@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from topkast.core.distribution import nearest
-from topkast.train import photo_task, texts
+from topkast.data.files import DATA_SETS
+from topkast.train import photo_task
 from topkast.train.config import Config, ModelOptions, section_of
 from topkast.train.image_task import ImageTask
 from topkast.train.options import rules, set_values
@@ -17,7 +18,6 @@ from topkast.train.task import Task
 from topkast.train.text_task import TextTask
 
 _MODELS = {"text": ("decoder", "transformer-xl"), "images": ("mlp", "resnet20", "resnet18", "resnet50")}
-_DATASETS = {"text": texts.NAMES, "images": ("fashion-mnist", "cifar-10", "imagenet")}
 
 
 def make_task(config: Config, *, is_unread: bool = False) -> Task:
@@ -49,9 +49,9 @@ def make_task(config: Config, *, is_unread: bool = False) -> Task:
 def _kind(config: Config) -> type[TextTask | RecurrentTask | ImageTask | PhotoTask]:
     """Which task the options are about."""
     task, model, dataset = config.data.task, config.model.model, config.data.dataset
-    if dataset is not None and dataset not in _DATASETS[task]:
-        known = ", ".join(_DATASETS[task])
-        raise ValueError(f"data.dataset must be one of {known} for {task}, got {dataset!r}")
+    known = [name for name, data_set in DATA_SETS.items() if data_set.task == task]
+    if dataset is not None and dataset not in known:
+        raise ValueError(f"data.dataset must be one of {', '.join(known)} for {task}, got {dataset!r}")
     models = photo_task.MODELS if dataset == "imagenet" else _MODELS[task]
     if model is not None and model not in models:
         raise ValueError(

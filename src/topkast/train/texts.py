@@ -13,7 +13,6 @@ from topkast.data.stdlib_text import stdlib_text
 from topkast.data.text import read_text
 from topkast.data.wikitext import PUBLISHED, read_wikitext
 
-NAMES = ("enwik8", "wikitext-2", "wikitext-103")
 NUM_WORDS = {name: published.num_words for name, published in PUBLISHED.items()}
 
 
@@ -50,7 +49,7 @@ def read(dataset: str | None, path: Path | None, limit: int | None) -> Text:
     """A data set by name, or a file, a folder, or what comes with Python.
 
     Args:
-        dataset: One of `NAMES`, or None for whatever is at `path`.
+        dataset: A text of `topkast.data.files`, or None for whatever is at `path`.
         path: Where it is; for a data set, None looks where `topkast.data.files` says.
         limit: Bytes, or words, of training text to use.
 
