@@ -15,6 +15,7 @@ from topkast.nn.conv import Conv1d, Conv2d, Conv3d
 from topkast.nn.embedding import Embedding
 from topkast.nn.linear import Conv1D, Linear
 
+# A new layer is one line here.
 _COUNTERPARTS: dict[type[nn.Module], type[SparseLayer]] = {
     nn.Linear: Linear,
     nn.Conv1d: Conv1d,

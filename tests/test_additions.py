@@ -1,0 +1,111 @@
+"""A toy of each kind, added the way CONTRIBUTING says: its own code, and one line in its list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import topkast
+from topkast.core.moment import Moment
+from topkast.core.sets import Sets
+from topkast.data.files import DATA_SETS, DataSet, find
+from topkast.kernels.auto import NAMES
+from topkast.kernels.engines import ENGINES
+from topkast.kernels.masked import MaskedEngine
+from topkast.methods import Method
+from topkast.nn import registry
+from topkast.nn.linear import Linear
+
+
+@dataclass(frozen=True)
+class FirstElements(Method):
+    """A = B = the first elements, moved on by one at every step."""
+
+    def is_due(self, step: int) -> bool:
+        return True
+
+    def choose(self, moment: Moment) -> Sets:
+        count = moment.counts.forward
+        first = min(moment.step, moment.numel - count)
+        return Sets.of(torch.arange(first, first + count))
+
+
+def train(model: nn.Module, method: Method, **options: Any) -> topkast.Handle:
+    sparse = topkast.sparsify(model, method, **options)
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return sparse
+
+
+def test_a_method_needs_two_answers() -> None:
+    sparse = train(nn.Sequential(nn.Linear(8, 12)), FirstElements(0.5, 0.5))
+    assert sparse.weights["0"].indices.tolist() == list(range(3, 51))
+
+
+class Counting(MaskedEngine):
+    """Counts its forward products."""
+
+    name, code, preference = "counting", 4, 9
+    count = 0
+
+    def linear(self, *arguments: Any, **options: Any) -> Tensor:
+        type(self).count += 1
+        return super().linear(*arguments, **options)
+
+
+def test_an_engine_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "counting", Counting())
+    train(nn.Sequential(nn.Linear(8, 12)), topkast.TopKAST(0.8, 0.5), engine="counting")
+    assert Counting.count >= 3
+
+
+def test_codes_of_engines_are_those_of_all_checkpoints_so_far() -> None:
+    assert NAMES == ("undecided", "masked", "csr", "native")
+    assert [ENGINES[name].code for name in NAMES[1:]] == [1, 2, 3]
+
+
+class Doubled(nn.Linear):
+    """A layer with a forward of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class SparseDoubled(Linear):
+    """Its sparse counterpart."""
+
+    label = "Doubled"
+    dense_type = Doubled
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def test_a_layer_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(Doubled(8, 12), nn.Linear(12, 8))
+    assert "0" in topkast.sparsify(model, topkast.TopKAST(0.8, 0.5)).left_dense
+    others = dict(registry._COUNTERPARTS)
+    monkeypatch.setattr(registry, "_COUNTERPARTS", {Doubled: SparseDoubled, **others})
+    model = nn.Sequential(Doubled(8, 12))
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5))
+    x = torch.randn(4, 8)
+    layer = sparse.layers["0"]
+    torch.testing.assert_close(model(x), 2 * (x @ layer.alpha().T + layer.bias))
+
+
+def test_a_data_set_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    toy = DataSet("text", "Toy", ("toy.txt",), "nowhere: it is a toy")
+    monkeypatch.setitem(DATA_SETS, "toy", toy)
+    monkeypatch.setenv("TOPKAST_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="toy can be had from nowhere: it is a toy"):
+        find("toy")
+    (tmp_path / "toy.txt").write_text("toys")
+    assert find("toy") == tmp_path / "toy.txt"
