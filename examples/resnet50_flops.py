@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from topkast.convert.flops import dense_flops
-from topkast.core.accounting import Flops
 from topkast.core.distribution import spread
 from topkast.core.sets import Counts
+from topkast.cost.accounting import Flops
+from topkast.cost.flops import dense_flops
 from topkast.models import ResNet50
 
 SPARSITIES = (0.8, 0.9, 0.95, 0.965, 0.98)

@@ -5,7 +5,7 @@ import torch  # noqa: F401  # isort: skip
 
 from importlib.metadata import version
 
-from topkast import distributed, models, nn
+from topkast import _moved, distributed, models, nn  # noqa: F401
 from topkast.convert import Handle, densify, sparsify
 from topkast.convert.followers import SlotAverageWarning
 from topkast.convert.reminders import NoPenaltyWarning, NotAttachedWarning

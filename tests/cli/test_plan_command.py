@@ -9,8 +9,8 @@ import pytest
 
 from topkast.cli.main import main
 from topkast.cli.plan import _bytes
+from topkast.methods.named import METHODS
 from topkast.models.catalogue import CATALOGUE
-from topkast.planning.named import METHODS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "plan.md"
 

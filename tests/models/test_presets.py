@@ -13,10 +13,10 @@ from torch import nn
 
 import topkast
 from topkast.core.sets import Counts
+from topkast.cost.forecast import survey
 from topkast.data.files import DATA_SETS
 from topkast.models import PRESETS, TransformerXL, preset
 from topkast.models.catalogue import CATALOGUE
-from topkast.planning.survey import survey
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "networks.md"
 # Millions as printed in the paper's tables, by sparsity; exactly what counting gives when it is rounded to as many digits.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import topkast
-from topkast.convert.parameters import parameters
+from topkast.cost.parameters import parameters
 from topkast.models import resnet18, resnet20, resnet50
 from topkast.models.resnet_small import BasicBlock, Subsample
 

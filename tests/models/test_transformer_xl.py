@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import topkast
-from topkast.convert.parameters import parameters
 from topkast.core.weight import SparseWeight
+from topkast.cost.parameters import parameters
 from topkast.models.transformer_xl import TransformerXL, initialise
 
 SIZES: dict[str, Any] = {"depth": 3, "d_model": 16, "num_heads": 2, "d_ff": 24}

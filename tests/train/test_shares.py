@@ -13,7 +13,7 @@ from torch import Tensor
 
 from topkast.data.batches import Share
 from topkast.data.image_stream import ImageStream
-from topkast.planning.named import METHODS
+from topkast.methods.named import METHODS
 from topkast.train.config import Config
 from topkast.train.job import check_ranks
 from topkast.train.resolve import make_method, resolve

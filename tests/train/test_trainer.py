@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from topkast.planning.named import METHODS
+from topkast.methods.named import METHODS
 from topkast.train import events
 from topkast.train.config import Config
 from topkast.train.display import Lines, mean_of

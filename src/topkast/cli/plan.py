@@ -11,12 +11,12 @@ from typing import Any
 
 from topkast.bench.report import check_folder
 from topkast.core.distribution import nearest
+from topkast.cost.footprint import OPTIMIZERS
+from topkast.cost.forecast import Forecast, forecast
+from topkast.cost.show import WIDTH, Machines, data, notes, table
 from topkast.methods.base import Method
+from topkast.methods.named import METHODS, Choice, named_method
 from topkast.models.catalogue import CATALOGUE, Entry
-from topkast.planning.footprint import OPTIMIZERS
-from topkast.planning.forecast import Forecast, forecast
-from topkast.planning.named import METHODS, Choice, named_method
-from topkast.planning.show import WIDTH, Machines, data, notes, table
 
 _SIZES = {
     "width": "of the network; of its first stage for a resnet",

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from topkast.convert.attach import innermost
 from topkast.convert.drive import Driver
-from topkast.convert.flops import Example, flops, run_flops
-from topkast.convert.memory import Memory, memory
-from topkast.convert.stats import LayerStats, layer_stats, table
-from topkast.core.accounting import Flops
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.local import keep_local
 from topkast.core.penalty import check_power, penalty, penalty_gradient
 from topkast.core.ranks import Group
 from topkast.core.weight import SparseWeight
+from topkast.cost.accounting import Flops
+from topkast.cost.flops import Example, flops, run_flops
+from topkast.cost.memory import Memory, memory
+from topkast.cost.parameters import LayerStats, layer_stats, table
 from topkast.methods.base import Method, grows_by_gradient
 from topkast.nn.base import SparseLayer
 
@@ -233,7 +233,7 @@ class Handle:
     def flops(self, example: Example, *, steps: int | None = None) -> Flops:
         """FLOPs of a step at the present sets, by layer and pass, beside the dense model's; a table.
 
-        The model is left as it is, and nothing is computed: see `convert.flops`.
+        The model is left as it is, and nothing is computed: see `cost.flops`.
 
         Args:
             example: What the model is called with in a step: a tensor, a tuple of positional arguments, or a

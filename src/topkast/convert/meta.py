@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topkast.convert.find import Candidate, WeightGroup
 from topkast.core.distribution import matches, nearest
 from topkast.core.initial import Initial, Normal, Uniform, initial
 from topkast.core.select import derive_key
 from topkast.nn.attention import MultiheadAttention, packed_bound
 from topkast.nn.base import SparseLayer
+from topkast.nn.find import Candidate, WeightGroup
 from topkast.nn.linear import Conv1D
 from topkast.nn.start import own_initial, start_bias
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from torch import nn
 
 from topkast import methods
-from topkast.convert.find import find
 from topkast.convert.handle import Handle
 from topkast.convert.meta import Initialise
 from topkast.convert.sparsify import sparsify
@@ -26,6 +25,7 @@ from topkast.kernels.engines import check_engine
 from topkast.kernels.stream import KINDS
 from topkast.methods.base import Method
 from topkast.nn.attention import PROJECTIONS
+from topkast.nn.find import find
 
 FORMAT, VERSION = "topkast-recipe", 1
 _T = TypeVar("_T")

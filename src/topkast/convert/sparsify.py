@@ -8,8 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from topkast.convert.choose import Skip, choose
-from topkast.convert.find import Findings, WeightGroup, find, leave_frozen
 from topkast.convert.handle import Handle
 from topkast.convert.huggingface import inform
 from topkast.convert.meta import Init, Initialise, bring_to_life, check_init, check_rest, initial_of
@@ -23,6 +21,8 @@ from topkast.kernels.engines import check_engine, why_not
 from topkast.methods.base import Method
 from topkast.nn.base import SparseLayer
 from topkast.nn.belongings import tags, take_over
+from topkast.nn.choose import Skip, choose
+from topkast.nn.find import Findings, WeightGroup, find, leave_frozen
 from topkast.nn.registry import belongings
 
 

@@ -6,7 +6,7 @@ from topkast.convert import Handle
 
 
 def figures(sparse: Handle) -> dict[str, float]:
-    """Over all sparse weights; see `convert.stats.LayerStats` for what they mean."""
+    """Over all sparse weights; see `cost.parameters.LayerStats` for what they mean."""
     stats = sparse.stats().values()
     total = sum(s.numel for s in stats)
     outside = sum(s.numel - s.backward for s in stats)

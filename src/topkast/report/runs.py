@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("weight", "gradient", "optimizer", "sets", "plan", "reservoir", "companion")
-"""The parts of a sparse weight's bytes, as `topkast.convert.memory.Memory` counts them."""
+"""The parts of a sparse weight's bytes, as `topkast.cost.memory.Memory` counts them."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from topkast.core.distribution import nearest
 from topkast.data.files import DATA_SETS
 from topkast.kernels import engines
-from topkast.planning.named import METHODS
+from topkast.methods.named import METHODS
 from topkast.train.options import checked, option, rules, set_values
 
 FORMAT = 1

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from topkast.core.distribution import nearest
-from topkast.planning.named import METHODS
+from topkast.methods.named import METHODS
 from topkast.train.config import Config
 from topkast.train.durable import replace
 from topkast.train.folder import MARKER as RUN_MARKER

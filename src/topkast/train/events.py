@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topkast.convert.flops import dense_flops
-from topkast.convert.parameters import parameters
-from topkast.convert.stats import layer_stats
-from topkast.core.accounting import Flops
 from topkast.core.weight import SparseWeight
+from topkast.cost.accounting import Flops
+from topkast.cost.flops import dense_flops
+from topkast.cost.parameters import layer_stats, parameters
 from topkast.kernels.machine import peak_memory
 from topkast.train.trainer import Trainer
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from topkast.planning.forecast import Forecast, forecast
-from topkast.planning.named import Choice, named_method
+from topkast.cost.forecast import Forecast, forecast
+from topkast.methods.named import Choice, named_method
 from topkast.train.config import Config
 from topkast.train.resolve import make_method, resolve
 from topkast.train.task import Task

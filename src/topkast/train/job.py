@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from topkast.core.ranks import Ranks
+from topkast.cost.forecast import why_alone
 from topkast.data.batches import Share
 from topkast.methods.base import Method
 from topkast.methods.topkast import TopKAST
-from topkast.planning.traffic import why_alone
 from topkast.train import trained
 from topkast.train.config import Config, read_run_config
 from topkast.train.display import Display

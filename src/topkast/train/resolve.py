@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from topkast.methods.base import Method
-from topkast.planning.named import Choice, named_method
+from topkast.methods.named import Choice, named_method
 from topkast.train.config import Config
 from topkast.train.task import Task
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topkast.core.accounting import Flops
+from topkast.cost.accounting import Flops
 from topkast.methods.base import Method
 from topkast.train.trainer import Trainer
 

@@ -17,7 +17,7 @@ from topkast.bench.scale import measure_scale
 from topkast.bench.suites.linear import SHAPES
 from topkast.bench.table import Say, Table
 from topkast.convert import sparsify
-from topkast.core.bytes import dense_bytes, sparse_bytes
+from topkast.cost.memory import dense_bytes, sparse_bytes
 from topkast.methods import TopKAST
 from topkast.nn.base import SparseLayer
 

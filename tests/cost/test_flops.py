@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import topkast
-from topkast.convert.flops import dense_flops, flops
-from topkast.convert.parameters import parameters
+from topkast.cost.flops import dense_flops, flops
+from topkast.cost.parameters import parameters
 from topkast.models import MLP, Decoder, ResNet50
 
 METHOD = topkast.TopKAST(0.8, 0.5)

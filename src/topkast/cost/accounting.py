@@ -201,36 +201,6 @@ def _mean(
     return forward / num_steps, backward / num_steps
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """How many parameters a sparse network has, as the papers' tables count them.
-
-    Attributes:
-        sparse: Elements of the forward sets, Σ|A|.
-        sparse_numel: Elements of the sparse layers' weights if they were dense, Σn.
-        rest: Dense layers, biases and norms.
-    """
-
-    sparse: int
-    sparse_numel: int
-    rest: int
-
-    @property
-    def used(self) -> int:
-        """What the trained network computes with."""
-        return self.sparse + self.rest
-
-    @property
-    def dense(self) -> int:
-        """What the dense network has."""
-        return self.sparse_numel + self.rest
-
-    @property
-    def fraction(self) -> float:
-        """Used over dense."""
-        return _ratio(self.used, self.dense)
-
-
 def _share(dense: int, density: float) -> int:
     # Exact, also where the FLOPs of a run no longer fit into a float's 53 bits.
     return dense if density == 1.0 else round(dense * Fraction(density))

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import topkast
-from topkast.convert.flops import dense_flops
-from topkast.convert.parameters import parameters
-from topkast.core.bytes import dense_bytes
 from topkast.core.sets import Counts
+from topkast.cost.flops import dense_flops
+from topkast.cost.forecast import Forecast, forecast, largest_sets, ring_bytes, seconds, survey, why_alone
+from topkast.cost.memory import PARTS, dense_bytes
+from topkast.cost.parameters import parameters
 from topkast.models import MLP, Decoder, ResNet50
-from topkast.planning.footprint import PARTS
-from topkast.planning.forecast import Forecast, forecast, largest_sets
-from topkast.planning.survey import survey
-from topkast.planning.traffic import ring_bytes, seconds, why_alone
 from topkast.train.image_task import ImageTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")

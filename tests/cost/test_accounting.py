@@ -7,8 +7,9 @@ import time
 import pytest
 
 import topkast
-from topkast.core.accounting import Flops, LayerFlops, Parameters, over_run
 from topkast.core.sets import Counts
+from topkast.cost.accounting import Flops, LayerFlops, over_run
+from topkast.cost.parameters import Parameters
 
 
 def layer(name: str = "fc", **densities: float) -> LayerFlops:

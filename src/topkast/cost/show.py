@@ -6,12 +6,11 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from topkast.core.accounting import Flops
+from topkast.cost.accounting import Flops
+from topkast.cost.forecast import Forecast, ring_bytes, seconds, why_alone
+from topkast.cost.memory import PARTS
 from topkast.methods import STR, Method, Pruning
 from topkast.methods.base import grows_by_gradient
-from topkast.planning.footprint import PARTS
-from topkast.planning.forecast import Forecast
-from topkast.planning.traffic import ring_bytes, seconds, why_alone
 
 WIDTH = 100
 _PASSES = ("forward", "input_grad", "weight_grad")

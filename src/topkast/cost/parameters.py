@@ -1,4 +1,4 @@
-"""Statistics of sparse weights, as data and as a table."""
+"""How many parameters a sparse model has, in all and by layer, as data and as a table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,46 @@ from torch import nn
 
 from topkast.core.weight import SparseWeight
 from topkast.nn.base import SparseLayer
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many parameters a sparse network has, as the papers' tables count them.
+
+    Attributes:
+        sparse: Elements of the forward sets, Σ|A|.
+        sparse_numel: Elements of the sparse layers' weights if they were dense, Σn.
+        rest: Dense layers, biases and norms.
+    """
+
+    sparse: int
+    sparse_numel: int
+    rest: int
+
+    @property
+    def used(self) -> int:
+        """What the trained network computes with."""
+        return self.sparse + self.rest
+
+    @property
+    def dense(self) -> int:
+        """What the dense network has."""
+        return self.sparse_numel + self.rest
+
+    @property
+    def fraction(self) -> float:
+        """Used over dense."""
+        return self.used / self.dense if self.dense else 1.0
+
+
+def parameters(model: nn.Module, weights: Mapping[str, SparseWeight]) -> Parameters:
+    """Σ|A| and everything that is dense, beside the dense model's. Tied weights count once."""
+    ours = {id(weight.values) for weight in weights.values()}
+    return Parameters(
+        sparse=sum(weight.counts.forward for weight in weights.values()),
+        sparse_numel=sum(weight.numel() for weight in weights.values()),
+        rest=sum(p.numel() for p in model.parameters() if id(p) not in ours),
+    )
 
 
 @dataclass(frozen=True)
@@ -123,13 +163,10 @@ def _total_row(weights: Mapping[str, SparseWeight]) -> tuple[str, ...]:
 
 
 def _model_line(weights: Mapping[str, SparseWeight], model: nn.Module) -> str:
-    ours = {id(w.values) for w in weights.values()}
-    rest = sum(p.numel() for p in model.parameters() if id(p) not in ours)
-    used = rest + sum(w.counts.forward for w in weights.values())
-    dense = rest + sum(w.numel() for w in weights.values())
+    p = parameters(model, weights)
     return (
-        f"model: {used:,} parameters in use of {dense:,} ({_percent(used / dense)}), "
-        f"{rest:,} of them in dense layers, biases and norms"
+        f"model: {p.used:,} parameters in use of {p.dense:,} ({_percent(p.fraction)}), "
+        f"{p.rest:,} of them in dense layers, biases and norms"
     )
 
 

@@ -1,24 +1,48 @@
-"""`forecast`: what training a model with a method would take."""
+"""What training a model with a method would take, from shapes alone: parameters, FLOPs, bytes, traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
-from topkast.convert.choose import Skip
-from topkast.convert.flops import Example, dense_flops
-from topkast.core.accounting import Flops, Parameters, over_run
-from topkast.core.distribution import Distribution, nearest
+from topkast.core.distribution import Distribution, nearest, spread
 from topkast.core.sets import Counts
+from topkast.cost.accounting import Flops, over_run
+from topkast.cost.flops import Example, dense_flops, unpacked_attention
+from topkast.cost.footprint import OPTIMIZERS, Tensors, Weight, dense_bytes, total, weight_bytes
+from topkast.cost.parameters import Parameters
 from topkast.methods.base import Method, grows_by_gradient
-from topkast.planning.footprint import OPTIMIZERS, dense_bytes, total, weight_bytes
-from topkast.planning.survey import Survey, Tensors, survey
+from topkast.nn.choose import Skip, choose
+from topkast.nn.conv import geometry_of
+from topkast.nn.find import WeightGroup, find, leave_frozen
 
 # A step that is later than any schedule.
 _LATER = 2**62
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What `survey` found.
+
+    Attributes:
+        weights: To be sparse, in module order.
+        rest: Parameters that stay dense: biases, norms, layers left dense.
+        buffer_bytes: Of the model's own buffers, such as the statistics of norms.
+        left_dense: Layers that could be sparse or hold a matrix, and why they are not.
+    """
+
+    weights: tuple[Weight, ...]
+    rest: tuple[Tensors, ...]
+    buffer_bytes: int
+    left_dense: dict[str, str]
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """By name."""
+        return {weight.name: weight.counts for weight in self.weights}
 
 
 @dataclass(frozen=True)
@@ -29,7 +53,7 @@ class Forecast:
         parameters: In use, and dense.
         step: FLOPs of one worker's step, once the method's schedule has ended.
         run: FLOPs of all steps together, if their number is known.
-        sparse: Bytes of the sparse weights, by part (`footprint.PARTS`).
+        sparse: Bytes of the sparse weights, by part (`memory.PARTS`).
         dense: Bytes of the same weights dense.
         rest: Bytes of what is dense in both: "weight", "gradient" and "optimizer".
         buffer_bytes: The model's own buffers, such as the statistics of norms, which DistributedDataParallel
@@ -134,6 +158,49 @@ def forecast(
     )
 
 
+def survey(
+    model: nn.Module,
+    method: Method,
+    *,
+    skip: Skip | None = None,
+    keep_dense: Collection[str] | str = (),
+    distribution: Distribution = "uniform",
+    budget: Literal["layers", "model"] = "layers",
+) -> Survey:
+    """Looks at a dense model, which may be on the meta device, and leaves it as it is.
+
+    Options are those of `topkast.sparsify`, and the weights and sizes are those it would make.
+
+    Raises:
+        ValueError: As `sparsify`: a name that matches nothing, a budget that no layer can take, or no layer
+            that could be sparse.
+    """
+    if budget not in ("layers", "model"):
+        raise ValueError(f"`budget` must be 'layers' or 'model', got {budget!r}")
+    # Unpacked, so that projections have Parameters of their own, as they will.
+    with unpacked_attention(model) as unpacked:
+        findings = find(unpacked)
+        groups = leave_frozen(choose(findings, skip, keep_dense), findings)
+        if not groups:
+            raise ValueError("no layer is left to make sparse: keep fewer of them dense")
+        ours = {id(group.parameter) for group in groups}
+        others = [p for p in unpacked.parameters() if id(p) not in ours]
+        counts = spread(
+            distribution,
+            {group.name: tuple(group.parameter.shape) for group in groups},
+            method.forward_sparsity,
+            method.backward_sparsity,
+            num_dense=sum(p.numel() for p in others) if budget == "model" else None,
+            aliases={group.name: group.names for group in groups},
+        )
+        return Survey(
+            weights=tuple(_weight(group, counts[group.name]) for group in groups),
+            rest=tuple(Tensors(p.numel(), 1, p.element_size(), p.requires_grad) for p in others),
+            buffer_bytes=sum(buffer.nbytes for buffer in unpacked.buffers()),
+            left_dense=findings.left_dense,
+        )
+
+
 def largest_sets(method: Method, counts: Counts) -> Counts:
     """|A| and |B| where they are largest in a run: pruning starts dense."""
     forward, backward = method.densities(1, counts)
@@ -143,9 +210,41 @@ def largest_sets(method: Method, counts: Counts) -> Counts:
     return Counts(counts.numel, num_forward, max(counts.backward, first, num_forward))
 
 
+def ring_bytes(num_bytes: int, workers: int) -> float:
+    """What each worker sends to add up `num_bytes` over all of them in a ring: 2·(W - 1)/W of it.
+
+    W - 1 times a share of 1/W to add up, and as often to hand the sums round (Patarasuk and Yuan 2009).
+    """
+    return 2 * (workers - 1) / workers * num_bytes
+
+
+def seconds(num_bytes: float, gigabits: float) -> float:
+    """8·bytes over the speed of a link in Gbit/s (10⁹ bits), as if nothing else used it."""
+    return 8 * num_bytes / (1e9 * gigabits)
+
+
+def why_alone(method: Method) -> str | None:
+    """Why a method cannot run with several workers, as `Handle.attach` refuses it, or None if it can."""
+    return "changes the sizes of its sets" if method.resizes else None
+
+
 def _parameters(found: Survey) -> Parameters:
     return Parameters(
         sparse=sum(c.forward for c in found.counts.values()),
         sparse_numel=sum(c.numel for c in found.counts.values()),
         rest=sum(tensors.numel for tensors in found.rest),
+    )
+
+
+def _weight(group: WeightGroup, counts: Counts) -> Weight:
+    kinds = {member.sparse_type.kind: member.layer for member in group.members}
+    conv: Any = kinds.get("conv")
+    return Weight(
+        group.name,
+        tuple(group.parameter.shape),
+        counts,
+        frozenset(kinds),
+        None if conv is None else geometry_of(conv),
+        group.parameter.element_size(),
+        group.parameter.requires_grad,
     )

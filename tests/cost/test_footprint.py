@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import topkast
-from topkast.core.bytes import plan_bytes as counted
+from topkast.cost.footprint import _missing, plan_bytes, table_bytes
+from topkast.cost.memory import plan_bytes as counted
 from topkast.kernels.native import gathers_input_grad, why_missing
-from topkast.kernels.plan_size import _missing, plan_bytes, table_bytes
 from topkast.nn.conv import geometry_of
 
 pytestmark = [

@@ -1,14 +1,14 @@
 """`Handle.flops()`: what a step of a model costs, counted on an example, by layer and pass.
 
-The model is run once with every product of a layer replaced by one that only counts (`kernels.counting`),
+The model is run once with every product of a layer replaced by one that only counts (`cost.counting`),
 so counting costs little whatever the size of the layers. Everything else, such as attention's products, is
 left to `torch.utils.flop_counter`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,19 +17,12 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from topkast.convert.standins import (
-    counting_engine,
-    counting_layer,
-    is_countable,
-    same_random_numbers,
-    spare_buffers,
-    unpacked_attention,
-)
-from topkast.core.accounting import Flops, LayerFlops, over_run
 from topkast.core.weight import SparseWeight
-from topkast.kernels.counting import Tally
+from topkast.cost.accounting import Flops, LayerFlops, over_run
+from topkast.cost.counting import CountingEngine, Tally, counting_forward, is_countable
 from topkast.methods.base import Method
 from topkast.nn.base import SparseLayer
+from topkast.nn.find import find
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
@@ -55,8 +48,8 @@ def flops(model: nn.Module, weights: Mapping[str, SparseWeight], example: Exampl
     with ExitStack() as stack:
         model = stack.enter_context(unpacked_attention(model))
         tallies = _count_layers(model, weights, stack)
-        stack.enter_context(spare_buffers(model))
-        stack.enter_context(same_random_numbers(model))
+        stack.enter_context(_spare_buffers(model))
+        stack.enter_context(_same_random_numbers(model))
         try:
             others = _run(model, args, kwargs)
         except Exception as error:
@@ -148,13 +141,14 @@ def _count_layers(model: nn.Module, weights: Mapping[str, SparseWeight], stack: 
         if isinstance(module, SparseLayer):
             weight = module.weight
             if id(weight) not in entries:
-                tally = stack.enter_context(counting_engine(weight))
+                tally = stack.enter_context(_counting_engine(weight))
                 entries[id(weight)] = (names[id(weight)], tuple(weight.shape), tally, weight)
         elif is_countable(module):
             # A parametrized layer has no weight of its own that others could share.
             key = id(module._parameters.get("weight", module))
             entries.setdefault(key, (path, tuple(module.weight.shape), Tally(), None))  # pyright: ignore
-            stack.enter_context(counting_layer(module, entries[key][2]))
+            forward = counting_forward(module, entries[key][2])
+            stack.enter_context(_attribute(module, "forward", forward))
     return list(entries.values())
 
 
@@ -216,3 +210,83 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention_backward: _attention_backward,
     _aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
 }
+
+
+# ---- other parts in a model for a moment ---------------------------------------------------------------
+
+
+@contextmanager
+def _counting_engine(weight: SparseWeight) -> Generator[Tally]:
+    """Counts the products of a sparse weight in place of computing them."""
+    engine, had_plan = CountingEngine(), weight._plan is not None
+    with ExitStack() as stack:
+        stack.enter_context(_attribute(weight, "engine_impl", lambda: engine))
+        if "wants_gradient" in weight.__dict__:  # no gradient of ours is for a method to grow by
+            stack.enter_context(_entry(weight.__dict__, "wants_gradient", None))
+        yield engine.tally
+    if not had_plan:
+        weight.forget_plan()
+
+
+@contextmanager
+def unpacked_attention(model: nn.Module) -> Generator[nn.Module]:
+    """The model with dense `nn.MultiheadAttention` as four layers each, under the names `sparsify` uses."""
+    attentions = find(model).attentions
+    with ExitStack() as stack:
+        originals = {id(model.get_submodule(path)): unpacked for path, unpacked in attentions.items()}
+        for parent in list(model.modules()):
+            for name, child in list(parent._modules.items()):
+                if id(child) in originals:
+                    stack.enter_context(_entry(parent._modules, name, originals[id(child)]))
+        yield attentions.get("", model)
+
+
+@contextmanager
+def _spare_buffers(model: nn.Module) -> Generator[None]:
+    """Lets the model write to copies of its buffers, such as BatchNorm's statistics.
+
+    A sparse weight's own are left out: no forward pass writes to them, and they are large.
+    """
+    ours = {id(m) for w in model.modules() if isinstance(w, SparseWeight) for m in w.modules()}
+    copies: dict[int, Tensor] = {}
+    with ExitStack() as stack:
+        for module in model.modules():
+            if id(module) in ours:
+                continue
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    copy = copies.setdefault(id(buffer), buffer.detach().clone())
+                    stack.enter_context(_entry(module._buffers, name, copy))
+        yield
+
+
+@contextmanager
+def _same_random_numbers(model: nn.Module) -> Generator[None]:
+    """Leaves torch's generators, of the CPU and of the model's devices, as they are."""
+    devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for device in devices:
+            stack.enter_context(torch.random.fork_rng(devices=[device], device_type=device.type))
+        yield
+
+
+@contextmanager
+def _attribute(owner: nn.Module, name: str, value: Any) -> Generator[None]:
+    """Shadows a method of one object."""
+    owner.__dict__[name] = value
+    try:
+        yield
+    finally:
+        del owner.__dict__[name]
+
+
+@contextmanager
+def _entry(table: dict[str, Any], name: str, value: Any) -> Generator[None]:
+    """Another module or buffer in the place of one."""
+    original = table[name]
+    table[name] = value
+    try:
+        yield
+    finally:
+        table[name] = original

@@ -6,15 +6,18 @@ The counts are those of the dense products; what a density makes of them is for 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from topkast.kernels.engine import ConvGeometry, Engine, output_space
 from topkast.kernels.plan import Plan
+from topkast.nn.base import SparseLayer
+from topkast.nn.registry import counterpart
 
 
 @dataclass
@@ -144,3 +147,62 @@ def product(
 
 def _zeros_if(like: Tensor, needed: bool) -> Tensor | None:
     return torch.zeros_like(like) if needed else None
+
+
+# ---- dense layers -------------------------------------------------------------------------------------
+
+
+def is_countable(layer: nn.Module) -> bool:
+    """Whether this is a dense layer whose product is known: one with a sparse counterpart, not wrapped."""
+    if isinstance(layer, SparseLayer) or "forward" in layer.__dict__:
+        return False
+    return counterpart(layer) is not None
+
+
+def counting_forward(layer: nn.Module, tally: Tally) -> Callable[[Tensor], Tensor]:
+    """What to call in place of a dense layer's forward pass, to count its product; see `is_countable`."""
+    sparse_type = counterpart(layer)
+    assert sparse_type is not None
+    forward = _FORWARD[sparse_type.kind]
+    # Hugging Face's Conv1D has its weight the other way round.
+    is_transposed = not isinstance(layer, tuple(_TORCH))
+    return lambda input: forward(layer, tally, input, is_transposed)
+
+
+def _linear(layer: Any, tally: Tally, x: Tensor, is_transposed: bool) -> Tensor:
+    rows, columns = layer.weight.shape
+    outputs, inputs = (columns, rows) if is_transposed else (rows, columns)
+    if x.ndim == 0 or x.shape[-1] != inputs:
+        raise ValueError(f"the input's last dimension must be {inputs}, got input of shape {tuple(x.shape)}")
+    flops = linear_flops(x[..., 0].numel(), layer.weight.numel())
+    return product(tally, x, layer.weight, layer.bias, (*x.shape[:-1], outputs), flops)
+
+
+def _conv(layer: Any, tally: Tally, x: Tensor, is_transposed: bool) -> Tensor:
+    dims = len(layer.stride)
+    if x.ndim not in (dims + 1, dims + 2) or x.shape[-dims - 1] != layer.in_channels:
+        raise ValueError(
+            f"the input must be ([batch,] {layer.in_channels} channels, {dims} spatial dimensions), "
+            f"got input of shape {tuple(x.shape)}"
+        )
+    space = tuple(x.shape[-dims:])
+    if layer.padding != "same":
+        padding = (0,) * dims if layer.padding == "valid" else layer.padding
+        geometry = ConvGeometry(layer.stride, padding, layer.dilation, layer.groups)
+        space = output_space(space, layer.kernel_size, geometry)
+    batch = x.shape[0] if x.ndim == dims + 2 else 1
+    shape = (batch, layer.out_channels, *space)
+    flops = conv_flops(shape, layer.weight.numel())
+    return product(tally, x, layer.weight, layer.bias, shape if x.ndim == dims + 2 else shape[1:], flops)
+
+
+def _lookup(layer: Any, tally: Tally, ids: Tensor, is_transposed: bool) -> Tensor:
+    return product(tally, ids, layer.weight, None, (*ids.shape, layer.weight.shape[1]), 0)
+
+
+_TORCH: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+_FORWARD: Mapping[str, Callable[[Any, Tally, Tensor, bool], Tensor]] = {
+    "linear": _linear,
+    "conv": _conv,
+    "embedding": _lookup,
+}

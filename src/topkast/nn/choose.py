@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from torch import nn
 
-from topkast.convert.find import Findings, WeightGroup
 from topkast.core.distribution import matches, nearest
+from topkast.nn.find import Findings, WeightGroup
 
 Skip = Iterable[str] | Callable[[str, nn.Module], bool] | str
 _KEEP_DENSE = ("first", "last", "embeddings")

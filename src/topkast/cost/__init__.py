@@ -1,0 +1,1 @@
+"""What things cost: FLOPs, bytes and parameters, counted on a model or foreseen from shapes."""

@@ -1,0 +1,319 @@
+"""Bytes of a model in training, by part, foreseen from sizes. The parts are those of `Handle.memory()`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from topkast.core.moment import Moment
+from topkast.core.sets import Counts, Sets
+from topkast.cost.memory import PARTS
+from topkast.kernels.auto import NUM_SIZES
+from topkast.kernels.engine import ConvGeometry
+from topkast.kernels.native import gathers_input_grad
+from topkast.kernels.positions import index_dtype
+from topkast.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Parameters of one kind, all that matters of them for their bytes.
+
+    Attributes:
+        numel: Elements of all of them.
+        count: How many tensors they are.
+        element_size: Bytes of an element.
+        is_trained: Whether they have a gradient and an optimizer state.
+    """
+
+    numel: int
+    count: int
+    element_size: int = 4
+    is_trained: bool = True
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight that is to be sparse.
+
+    Attributes:
+        name: Of its layer.
+        shape: Dense.
+        counts: The sizes that the distribution gives it.
+        kinds: Of the layers that share it: "linear", "conv", "embedding".
+        geometry: How the convolution walks that it belongs to, if it does.
+        element_size: Bytes of one number.
+        is_trained: Whether it has a gradient.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    counts: Counts
+    kinds: frozenset[str]
+    geometry: ConvGeometry | None
+    element_size: int
+    is_trained: bool
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """What an optimizer keeps.
+
+    Attributes:
+        per_element: Numbers for each element of a parameter.
+        per_tensor: Bytes beside them for each parameter.
+    """
+
+    per_element: int
+    per_tensor: int = 0
+
+
+# Adam and AdamW count the steps of each parameter in a float32 of its own.
+OPTIMIZERS: Mapping[str, OptimizerKind] = {
+    "sgd": OptimizerKind(0),
+    "momentum": OptimizerKind(1),
+    "adam": OptimizerKind(2, 4),
+    "adamw": OptimizerKind(2, 4),
+}
+
+
+def dense_bytes(tensors: Tensors, optimizer: OptimizerKind) -> dict[str, int]:
+    """Of dense parameters, by part: e bytes for each of weight and gradient, and e·moments."""
+    values = tensors.numel * tensors.element_size
+    is_trained = int(tensors.is_trained)
+    return {
+        "weight": values,
+        "gradient": is_trained * values,
+        "optimizer": is_trained * (optimizer.per_element * values + optimizer.per_tensor * tensors.count),
+    }
+
+
+def weight_bytes(
+    weight: Weight,
+    counts: Counts,
+    method: Method,
+    optimizer: OptimizerKind,
+    *,
+    reservoir: str,
+    returned: float,
+) -> dict[str, int]:
+    """Of a sparse weight, by part; i bytes for a position (4 below 2³¹ elements, else 8), e for a number.
+
+        weight     e·|B|
+        gradient   e·|B|
+        optimizer  e·|B|·moments
+        sets       (i + 1)·|B|, and 24 + 8·dimensions + 64
+        plan       see `plan_bytes`
+        reservoir  stored: (e + 1)·n; implicit: 56 + (2i + e)·u·(n - |B|); 0 if the method fetches nothing
+        companion  what the method says that it keeps, with gradient and moments where that is trained
+
+    Args:
+        weight: Which one.
+        counts: Its sizes.
+        method: Says whether C has to be known, and what it keeps beside.
+        optimizer: Its moments.
+        reservoir: "stored" or "implicit".
+        returned: u, the share of C that has been in B: as many elements have left it, each with position
+            and value. A second position is for those that have left A, which are taken to be as many.
+    """
+    index = index_dtype(counts.numel).itemsize
+    trained = Tensors(counts.backward, 1, weight.element_size, weight.is_trained)
+    return {
+        **dense_bytes(trained, optimizer),
+        # Positions and flags; dims, step, changed and key in int64; what `auto` has decided.
+        "sets": (index + 1) * counts.backward + 8 * (len(weight.shape) + 3) + NUM_SIZES,
+        "plan": _compiled_bytes(weight, counts),
+        "reservoir": _reservoir_bytes(weight, counts, method, reservoir, returned, index),
+        "companion": _companion_bytes(method, counts, optimizer),
+    }
+
+
+def total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Part by part."""
+    sums: dict[str, int] = dict.fromkeys(PARTS, 0)
+    for part in parts:
+        for name, size in part.items():
+            sums[name] += size
+    return sums
+
+
+def _compiled_bytes(weight: Weight, counts: Counts) -> int:
+    geometry, size = weight.geometry, 0
+    if "embedding" in weight.kinds:
+        size += table_bytes(weight.shape[0], counts.backward)
+    if geometry is not None and geometry.num_dims < 3:  # in three dimensions there is no native engine
+        gathers = gathers_input_grad(weight.shape[2:], geometry)
+        size += plan_bytes(
+            weight.shape, counts.forward, counts.backward, groups=geometry.groups, gathers=gathers
+        )
+    if "linear" in weight.kinds:
+        size += plan_bytes(weight.shape, counts.forward, counts.backward)
+    return size
+
+
+def _reservoir_bytes(
+    weight: Weight, counts: Counts, method: Method, kind: str, returned: float, index: int
+) -> int:
+    if not method.fetches:
+        return 0
+    if kind == "stored":
+        return (weight.element_size + 1) * counts.numel
+    outside = counts.numel - counts.backward
+    # Key, cursors and a count in int64, three float64 for the distribution.
+    return 56 + (2 * index + weight.element_size) * round(returned * outside)
+
+
+class _Unknown:
+    """θ of which nothing is known but its size."""
+
+    def __init__(self, numel: int) -> None:
+        self.numel = numel
+
+    def top(self, k: int) -> Tensor:
+        return torch.empty(k, dtype=torch.int64, device="meta")
+
+    def at(self, positions: Tensor) -> Tensor:
+        return torch.empty(positions.shape, device="meta")
+
+
+def _companion_bytes(method: Method, counts: Counts, optimizer: OptimizerKind) -> int:
+    """The method is asked, on the meta device, where nothing takes memory."""
+    with torch.device("meta"):
+        sets = Sets.of(torch.empty(counts.backward, dtype=torch.int64))
+        moment = Moment(_Unknown(counts.numel), counts, torch.Generator("cpu"))
+        companion = method.companion(moment, sets, torch.float32)
+    if companion is None:
+        return 0
+    learned = (
+        dense_bytes(Tensors(p.numel(), 1, p.element_size()), optimizer) for p in companion.parameters()
+    )
+    return sum(b.nbytes for b in companion.buffers()) + sum(sum(parts.values()) for parts in learned)
+
+
+# ---- the compiled Plan --------------------------------------------------------------------------------
+#
+# `native/plan.hpp` says what is in a Plan. Some lengths depend on where the elements are: how many rows have
+# an element in a block, and how far these fill up whole groups. We take their mean for elements that are
+# placed at random: of k columns a row has X, binomial.
+
+# As in `native/plan.cpp` and `plan.hpp`: what kernels read beyond the end, and the sizes of tiles and blocks.
+_LOOK_AHEAD = 16
+_GROUP = 4
+_SMALL_BLOCK, _LARGE_BLOCK = 128, 512
+_SWEEP_LIMIT, _SAMPLES_LIMIT = 0.04, 0.08
+_NARROW_ROW = 2**16
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A matrix cut into tiles of rows and blocks of columns.
+
+    Attributes:
+        span: In how many columns a row can have elements at all; fewer than there are with groups.
+        density: Of the elements among those.
+    """
+
+    num_rows: int
+    num_columns: int
+    tile_rows: int
+    block_columns: int
+    span: int
+    density: float
+
+    @property
+    def list_bytes(self) -> int:
+        """Two 64-bit numbers for each (tile, block), and the end."""
+        cells = -(-self.num_rows // self.tile_rows) * -(-self.num_columns // self.block_columns)
+        return 2 * 8 * (cells + 1)
+
+    @property
+    def segment_bytes(self) -> float:
+        """4 for each row with an element in a block: Σ (1 - (1 - d)^k) of them; and one more."""
+        taken = sum(times * (1 - (1 - self.density) ** k) for k, times in self._blocks())
+        return 4 * (self.num_rows * taken + 1)
+
+    @property
+    def filling(self) -> float:
+        """How many elements are missing to whole groups, in all segments."""
+        return self.num_rows * sum(times * _missing(k, self.density) for k, times in self._blocks())
+
+    def _blocks(self) -> tuple[tuple[int, int], ...]:
+        """Sizes of a row's blocks, and how often each occurs."""
+        return (self.block_columns, self.span // self.block_columns), (self.span % self.block_columns, 1)
+
+
+def plan_bytes(
+    shape: tuple[int, ...],
+    forward: int,
+    backward: int,
+    *,
+    groups: int = 1,
+    gathers: bool = False,
+    explores: bool = True,
+) -> int:
+    """Of the Plan of a linear layer or a convolution.
+
+        8·|A| + 2·(|B| + filling) + 4·segments of A by row, A by column and B + 4·(rows + 1) + lists of cells
+
+    Two sweeps over A have a 16-bit column and a 16-bit offset for each element; of B there is a 16-bit
+    column, filled up to whole groups of 4 in each row and block. A segment is one row within one block.
+
+    Args:
+        shape: Of the dense weight.
+        forward: |A|.
+        backward: |B|.
+        groups: Of a convolution.
+        gathers: Whether the input gradient of a convolution is a convolution too; see
+            `native.gathers_input_grad`.
+        explores: Whether all of B is updated, or A alone.
+    """
+    rows, taps = shape[0], math.prod(shape[2:])
+    columns = math.prod(shape[1:])
+    numel, width = rows * columns, columns * groups
+    density = forward / (
+        numel * groups
+    )  # of the matrix with the columns of all groups, by which blocks are cut
+    by_row = _sweep(rows, width, density, 1, columns, forward / numel)
+    if gathers:
+        by_column = _sweep(width // taps, rows * taps, density, 1, rows // groups * taps, forward / numel)
+    else:
+        by_column = _sweep(width, rows, density, taps, rows // groups, forward / numel)
+    updated = backward if explores else forward
+    samples = _samples(rows, width, updated / (numel * groups), columns, updated / numel)
+    offset = 2 if backward <= _NARROW_ROW * rows else 4
+    sweeps = 2 * ((2 + offset) * forward + 2 * _LOOK_AHEAD)
+    columns_of_b = 2 * (updated + samples.filling + _LOOK_AHEAD)
+    row_firsts = 4 * (rows + 1) * (1 if explores else 2)
+    cells = sum(cut.list_bytes + cut.segment_bytes for cut in (by_row, by_column, samples))
+    return round(sweeps + columns_of_b + row_firsts + cells)
+
+
+def table_bytes(num_rows: int, backward: int) -> int:
+    """Of an embedding: a 64-bit start for each row and the end; a 32-bit column and a flag for each of B."""
+    return 8 * (num_rows + 1) + 5 * backward
+
+
+def _sweep(rows: int, columns: int, density: float, taps: int, span: int, density_in_span: float) -> _Cut:
+    tile = max(taps, (512 if rows >= 1024 else 256) // taps * taps)
+    block = _SMALL_BLOCK if density >= _SWEEP_LIMIT else _LARGE_BLOCK
+    return _Cut(rows, columns, min(tile, rows), min(block, columns), span, density_in_span)
+
+
+def _samples(rows: int, columns: int, density: float, span: int, density_in_span: float) -> _Cut:
+    tile = min(max(rows // 8, 8), 64)
+    block = _SMALL_BLOCK if density >= _SAMPLES_LIMIT else _LARGE_BLOCK
+    return _Cut(rows, columns, min(tile, rows), min(block, columns), span, density_in_span)
+
+
+def _missing(k: int, d: float) -> float:
+    """E[-X mod 4] for X binomial(k, d), by P(X ≡ j mod 4) = ¼·Σ_m ω^(-mj)·(1 - d + d·ω^m)^k, ω = i."""
+    turns = [1j**m for m in range(_GROUP)]
+    powers = [(1 - d + d * turn) ** k for turn in turns]
+    chances = [
+        sum(p * turns[-m * j % _GROUP] for m, p in enumerate(powers)).real / _GROUP for j in range(_GROUP)
+    ]
+    return sum(-j % _GROUP * chance for j, chance in enumerate(chances))

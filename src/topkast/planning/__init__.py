@@ -1,1 +1,0 @@
-"""What training a model would take, before it exists: parameters, FLOPs, bytes, traffic."""
