@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
 
 import topkast
-from topkast.cost.footprint import _missing, plan_bytes, table_bytes
+from topkast.cost.footprint import PlanSizes, _missing, plan_bytes, table_bytes
 from topkast.cost.memory import plan_bytes as counted
-from topkast.kernels.native import gathers_input_grad, why_missing
+from topkast.kernels.native import gathers_input_grad, plan_sizes, why_missing
 from topkast.nn.conv import geometry_of
 
 pytestmark = [
@@ -55,6 +57,10 @@ def test_it_is_exact_where_nothing_is_left_to_chance() -> None:
     sweeps = 2 * (4 * 16 + 2 * 16 + 4 * (4 + 1) + 2 * 8 * 2)
     samples = 2 * (16 + 16) + 4 * (4 + 1) + 2 * 8 * 2
     assert plan_bytes((4, 4), 16, 16) == sweeps + samples + 4 * 5
+
+
+def test_without_the_compiled_core_the_same_sizes_are_known() -> None:
+    assert plan_sizes() == asdict(PlanSizes())
 
 
 def test_slots_take_32_bits_where_rows_are_long() -> None:

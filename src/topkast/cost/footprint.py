@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from topkast.core.sets import Counts, Sets
 from topkast.cost.memory import PARTS
 from topkast.kernels.auto import NUM_SIZES
 from topkast.kernels.engine import ConvGeometry
-from topkast.kernels.native import gathers_input_grad
+from topkast.kernels.native import gathers_input_grad, plan_sizes
 from topkast.kernels.positions import index_dtype
 from topkast.methods.base import Method
 
@@ -200,12 +201,38 @@ def _companion_bytes(method: Method, counts: Counts, optimizer: OptimizerKind) -
 # an element in a block, and how far these fill up whole groups. We take their mean for elements that are
 # placed at random: of k columns a row has X, binomial.
 
-# As in `native/plan.cpp` and `plan.hpp`: what kernels read beyond the end, and the sizes of tiles and blocks.
-_LOOK_AHEAD = 16
-_GROUP = 4
-_SMALL_BLOCK, _LARGE_BLOCK = 128, 512
-_SWEEP_LIMIT, _SAMPLES_LIMIT = 0.04, 0.08
-_NARROW_ROW = 2**16
+
+@dataclass(frozen=True)
+class PlanSizes:
+    """What the compiled core says of itself (`PlanSizes` in `native/plan.hpp`); the defaults do without it.
+
+    Attributes:
+        look_ahead: Columns that kernels read beyond the last.
+        group: Elements of B whose gradients are computed together.
+        narrow_row: Up to so many elements of B in a row, an offset takes 16 bits.
+        small_block: Columns of a block from the densities on that follow; below them it is a large one.
+        sweep_density: For A.
+        samples_density: For B.
+        small_tile: Rows of a tile of A; a large one if there are `many_rows`.
+        samples_tiles: How many tiles B is cut into, if they have at least and at most the rows that follow.
+    """
+
+    look_ahead: int = 16
+    group: int = 4
+    narrow_row: int = 2**16
+    small_block: int = 128
+    large_block: int = 512
+    sweep_density: float = 0.04
+    samples_density: float = 0.08
+    small_tile: int = 256
+    large_tile: int = 512
+    many_rows: int = 1024
+    samples_tiles: int = 8
+    least_samples_tile: int = 8
+    most_samples_tile: int = 64
+
+
+_SIZES = PlanSizes(**(plan_sizes() or {}))
 
 
 @dataclass(frozen=True)
@@ -274,9 +301,8 @@ def plan_bytes(
     rows, taps = shape[0], math.prod(shape[2:])
     columns = math.prod(shape[1:])
     numel, width = rows * columns, columns * groups
-    density = forward / (
-        numel * groups
-    )  # of the matrix with the columns of all groups, by which blocks are cut
+    # Of the matrix with the columns of all groups, by which blocks are cut.
+    density = forward / (numel * groups)
     by_row = _sweep(rows, width, density, 1, columns, forward / numel)
     if gathers:
         by_column = _sweep(width // taps, rows * taps, density, 1, rows // groups * taps, forward / numel)
@@ -284,9 +310,9 @@ def plan_bytes(
         by_column = _sweep(width, rows, density, taps, rows // groups, forward / numel)
     updated = backward if explores else forward
     samples = _samples(rows, width, updated / (numel * groups), columns, updated / numel)
-    offset = 2 if backward <= _NARROW_ROW * rows else 4
-    sweeps = 2 * ((2 + offset) * forward + 2 * _LOOK_AHEAD)
-    columns_of_b = 2 * (updated + samples.filling + _LOOK_AHEAD)
+    offset = 2 if backward <= _SIZES.narrow_row * rows else 4
+    sweeps = 2 * ((2 + offset) * forward + 2 * _SIZES.look_ahead)
+    columns_of_b = 2 * (updated + samples.filling + _SIZES.look_ahead)
     row_firsts = 4 * (rows + 1) * (1 if explores else 2)
     cells = sum(cut.list_bytes + cut.segment_bytes for cut in (by_row, by_column, samples))
     return round(sweeps + columns_of_b + row_firsts + cells)
@@ -298,22 +324,28 @@ def table_bytes(num_rows: int, backward: int) -> int:
 
 
 def _sweep(rows: int, columns: int, density: float, taps: int, span: int, density_in_span: float) -> _Cut:
-    tile = max(taps, (512 if rows >= 1024 else 256) // taps * taps)
-    block = _SMALL_BLOCK if density >= _SWEEP_LIMIT else _LARGE_BLOCK
+    most = _SIZES.large_tile if rows >= _SIZES.many_rows else _SIZES.small_tile
+    tile = max(taps, most // taps * taps)
+    block = _SIZES.small_block if density >= _SIZES.sweep_density else _SIZES.large_block
     return _Cut(rows, columns, min(tile, rows), min(block, columns), span, density_in_span)
 
 
 def _samples(rows: int, columns: int, density: float, span: int, density_in_span: float) -> _Cut:
-    tile = min(max(rows // 8, 8), 64)
-    block = _SMALL_BLOCK if density >= _SAMPLES_LIMIT else _LARGE_BLOCK
+    tile = max(rows // _SIZES.samples_tiles, _SIZES.least_samples_tile)
+    tile = min(tile, _SIZES.most_samples_tile)
+    block = _SIZES.small_block if density >= _SIZES.samples_density else _SIZES.large_block
     return _Cut(rows, columns, min(tile, rows), min(block, columns), span, density_in_span)
 
 
 def _missing(k: int, d: float) -> float:
-    """E[-X mod 4] for X binomial(k, d), by P(X ≡ j mod 4) = ¼·Σ_m ω^(-mj)·(1 - d + d·ω^m)^k, ω = i."""
-    turns = [1j**m for m in range(_GROUP)]
+    """E[-X mod g] for X binomial(k, d) and groups of g elements.
+
+    P(X ≡ j mod g) = 1/g · Σ_m ω^(-mj)·(1 - d + d·ω^m)^k, with ω = e^(2πi/g).
+    """
+    group = _SIZES.group
+    turns = [cmath.rect(1, 2 * math.pi * m / group) for m in range(group)]
     powers = [(1 - d + d * turn) ** k for turn in turns]
     chances = [
-        sum(p * turns[-m * j % _GROUP] for m, p in enumerate(powers)).real / _GROUP for j in range(_GROUP)
+        sum(p * turns[-m * j % group] for m, p in enumerate(powers)).real / group for j in range(group)
     ]
-    return sum(-j % _GROUP * chance for j, chance in enumerate(chances))
+    return sum(-j % group * chance for j, chance in enumerate(chances))

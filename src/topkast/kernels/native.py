@@ -47,6 +47,11 @@ def isa() -> str | None:
     return None if _native is None else _native.isa()
 
 
+def plan_sizes() -> dict[str, Any] | None:
+    """The numbers on which the bytes of a compiled Plan depend, by name; None without the compiled core."""
+    return None if _native is None else _native.plan_sizes()
+
+
 def is_present(device: torch.device) -> bool:
     """Whether the compiled core is there and can work on this device."""
     return _native is not None and device.type == "cpu"

@@ -264,6 +264,24 @@ void gather_places(Address from, int64_t num_from, Address source, int64_t count
     throw std::invalid_argument("source must lie in [0, " + std::to_string(num_from) + ")");
 }
 
+nb::dict plan_sizes() {
+  nb::dict sizes;
+  sizes["look_ahead"] = PlanSizes::look_ahead;
+  sizes["group"] = PlanSizes::group;
+  sizes["narrow_row"] = PlanSizes::narrow_row;
+  sizes["small_block"] = PlanSizes::small_block;
+  sizes["large_block"] = PlanSizes::large_block;
+  sizes["sweep_density"] = PlanSizes::sweep_density;
+  sizes["samples_density"] = PlanSizes::samples_density;
+  sizes["small_tile"] = PlanSizes::small_tile;
+  sizes["large_tile"] = PlanSizes::large_tile;
+  sizes["many_rows"] = PlanSizes::many_rows;
+  sizes["samples_tiles"] = PlanSizes::samples_tiles;
+  sizes["least_samples_tile"] = PlanSizes::least_samples_tile;
+  sizes["most_samples_tile"] = PlanSizes::most_samples_tile;
+  return sizes;
+}
+
 template <typename T>
 int64_t count_large(Address x, int64_t length, T threshold, int num_threads) {
   return count_at_least(checked<const T>("x", x, length, length), length, threshold, checked_threads(num_threads));
@@ -318,5 +336,6 @@ NB_MODULE(_native, m) {
   bind_stream(m);
   m.def("inspect", &inspect_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("glance", &glance_at);
+  m.def("plan_sizes", &plan_sizes);
   m.def("isa", [] { return std::string(kernels<float>().name); });
 }

@@ -11,19 +11,17 @@
 namespace topkast {
 namespace {
 
-// Kernels read this many columns beyond the last, to ask for their data early; they are zero.
-constexpr size_t kLookAhead = 16;
-
-// Sizes of blocks and tiles, from a sweep over 64..1024 on two Zen 3 cores (1024 x 1024 and 1024 x 4096, 50 to 2 %).
-// A block of 128 columns of a panel of 64 tokens just fits into L1. Where a row would have only a few elements in
-// it, loading and storing the output costs more than the products: larger blocks, from L2 with prefetching, win.
-int32_t block_for_sweep(double density) { return density >= 0.04 ? 128 : Sweep::most_block_columns; }
-int32_t block_for_samples(double density) { return density >= 0.08 ? 128 : 512; }
-// 128 KB of output: more rows use a block while it is in L1. A small weight has more tiles than threads all the same.
-int64_t tile_for_sweep(int64_t num_rows) { return num_rows >= 1024 ? 512 : 256; }
-// Small, so that threads get equal shares, also of a weight with few rows.
+int32_t block_for(double density, double limit) {
+  return density >= limit ? PlanSizes::small_block : PlanSizes::large_block;
+}
+int32_t block_for_sweep(double density) { return block_for(density, PlanSizes::sweep_density); }
+int32_t block_for_samples(double density) { return block_for(density, PlanSizes::samples_density); }
+int64_t tile_for_sweep(int64_t num_rows) {
+  return num_rows >= PlanSizes::many_rows ? PlanSizes::large_tile : PlanSizes::small_tile;
+}
 int32_t tile_for_samples(int64_t num_rows) {
-  return static_cast<int32_t>(std::clamp<int64_t>(num_rows / 8, 8, Samples::most_tile_rows));
+  return static_cast<int32_t>(std::clamp<int64_t>(num_rows / PlanSizes::samples_tiles, PlanSizes::least_samples_tile,
+                                                  PlanSizes::most_samples_tile));
 }
 
 int32_t clamped(int32_t wanted, int64_t size) {
@@ -70,7 +68,7 @@ struct SweepBuilder {
   void count() { placing.count(); }
   void make_room(bool is_narrow) {
     placing.add_up();
-    s.column.resize(s.num_elements() + kLookAhead);
+    s.column.resize(s.num_elements() + PlanSizes::look_ahead);
     is_narrow ? s.offset.resize(s.num_elements()) : s.slot.resize(s.num_elements());
   }
   void place() {
@@ -109,7 +107,7 @@ struct SamplesBuilder {
   void count() { placing.count(); }
   void make_room() {
     placing.add_up();
-    s.column.resize(first_column.back() + kLookAhead);
+    s.column.resize(first_column.back() + PlanSizes::look_ahead);
     for (int64_t first : first_column) s.first_group.push_back(first / Samples::group);
     s.first_group.shrink_to_fit();
   }
@@ -159,6 +157,8 @@ int64_t bytes_of(const V& v) {
   return static_cast<int64_t>(v.capacity() * sizeof(typename V::value_type));
 }
 
+static_assert(PlanSizes::narrow_row - 1 == std::numeric_limits<uint16_t>::max(), "an offset has 16 bits");
+
 }  // namespace
 
 template <typename Index>
@@ -170,7 +170,7 @@ Plan::Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const 
   if (gathers && num_rows > std::numeric_limits<int32_t>::max() / taps)
     throw std::invalid_argument("rows times taps must be below 2^31");
   Elements all(num_rows, num_columns, positions, active, num_slots);
-  const bool is_narrow = all.longest_row() <= size_t(std::numeric_limits<uint16_t>::max()) + 1;
+  const bool is_narrow = all.longest_row() <= PlanSizes::narrow_row;
   const Elements used = all.active();
   rows_ = sized_sweep(num_rows, num_columns, used.density(), 1);
   columns_ = gathers ? sized_sweep(num_columns / taps, num_rows * taps, used.density(), 1)

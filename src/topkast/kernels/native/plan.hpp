@@ -13,13 +13,36 @@
 
 namespace topkast {
 
+// The numbers on which the size of a Plan depends. Python asks for them to foresee how many bytes one takes.
+//
+// Blocks and tiles are from a sweep over 64..1024 on two Zen 3 cores (1024 x 1024 and 1024 x 4096, 50 to 2 %). A block
+// of 128 columns of a panel of 64 tokens just fits into L1. Where a row would have only a few elements in it, loading
+// and storing the output costs more than the products: larger blocks, from L2 with prefetching, win.
+struct PlanSizes {
+  static constexpr int64_t look_ahead = 16;  // columns that kernels read beyond the last, to ask for their data early
+  static constexpr int64_t group = 4;        // elements whose gradients are computed together
+  static constexpr int64_t narrow_row = 65536;  // up to so many elements of B in a row, an offset takes 16 bits
+  static constexpr int32_t small_block = 128;   // columns, from these densities on:
+  static constexpr int32_t large_block = 512;
+  static constexpr double sweep_density = 0.04;
+  static constexpr double samples_density = 0.08;
+  // 128 KB of output: more rows use a block while it is in L1. A small weight has more tiles than threads all the same.
+  static constexpr int64_t small_tile = 256;
+  static constexpr int64_t large_tile = 512;
+  static constexpr int64_t many_rows = 1024;  // from so many on tiles are large
+  // Small, so that threads get equal shares, also of a weight with few rows.
+  static constexpr int64_t samples_tiles = 8;
+  static constexpr int64_t least_samples_tile = 8;
+  static constexpr int64_t most_samples_tile = 64;
+};
+
 // The first slot of each row of the weight, and the end. With it an element's slot takes 16 bits instead of 32.
 using RowFirsts = std::shared_ptr<const std::vector<uint32_t>>;
 
 // One sparse matrix in sweep order. Rows are cut into tiles (whose output stays in L2) and columns into blocks
 // (whose packed input stays in L1). Elements are ordered by (tile, block, row, column).
 struct Sweep {
-  static constexpr int32_t most_block_columns = 512;
+  static constexpr int32_t most_block_columns = PlanSizes::large_block;
   // The elements of one row within one block.
   struct Segment {
     uint16_t row;    // within the tile
@@ -50,8 +73,8 @@ struct Sweep {
 // repeating its last column: groups are what the kernel computes, and their sums are put into slot order at the end.
 // (The blocks of a row follow each other in slot order, so that its segments need not say where they begin.)
 struct Samples {
-  static constexpr int group = 4;
-  static constexpr int32_t most_tile_rows = 64;
+  static constexpr int group = PlanSizes::group;
+  static constexpr int32_t most_tile_rows = PlanSizes::most_samples_tile;
   using Segment = Sweep::Segment;
   int64_t num_rows = 0;
   int64_t num_columns = 0;
