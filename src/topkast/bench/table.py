@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from topkast.text import padded
+
 Say = Callable[[str], None]
 """Where lines go: `print`, mostly."""
 
@@ -27,5 +29,4 @@ class Table:
 
     def line(self, label: str, cells: Sequence[str]) -> str:
         widths = [max(8, len(name)) for name in self.columns]
-        padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        return "  ".join([label.ljust(self.label_width), *padded])
+        return padded((label, *cells), (self.label_width, *widths))

@@ -12,6 +12,7 @@ from topkast.cli.options import add_options, add_preset, configuration, given
 from topkast.report import read_run, write_comparison
 from topkast.report.groups import Group, group
 from topkast.report.words import MISSING, duration, number, size
+from topkast.text import padded
 from topkast.train import contest
 from topkast.train.config import TASKS, Config
 from topkast.train.contest import Contender
@@ -86,10 +87,7 @@ def _summary(groups: list[Group], quality_name: str) -> str:
     """A table that 80 columns hold."""
     widths = (22, 13, 10, 6, 8, 7, 7)
     rows = [("", quality_name, "parameters", "FLOPs", "step", "bytes", "peak"), *map(_cells, groups)]
-    lines = []
-    for name, *cells in rows:
-        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append(" ".join([name.ljust(widths[0]), *aligned]))
+    lines = [padded(row, widths, gap=" ") for row in rows]
     note = (
         f"({quality_name} on held-out data, with the standard deviation over seeds; parameters in use; FLOPs "
         "against dense; bytes of all that is trained; peak memory of the process)"

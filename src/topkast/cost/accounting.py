@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from topkast.core.sets import Counts
+from topkast.text import COUNTS, aligned, ruled, scaled, shape_text
 
 _PASSES = ("forward", "input_grad", "weight_grad", "total")
 
@@ -151,7 +152,8 @@ class Flops:
         sums = [_size(getattr(self, name)) for name in _PASSES]
         share = f"{self.training_fraction:.2%}"
         rows.append(("all", "", "", "", *sums, _size(self.dense_total), share))
-        return _table(rows)
+        lines = [line.rstrip() for line in aligned(rows, left=(0, 1))]
+        return "\n".join(ruled([lines[0].replace("_", " "), *lines[1:]]))
 
 
 def over_run(
@@ -211,29 +213,11 @@ def _ratio(part: int, whole: int) -> float:
 
 
 def _row(layer: LayerFlops) -> tuple[str, ...]:
-    shape = "×".join(str(size) for size in layer.shape)
     densities = (f"{layer.forward_density:.2%}", f"{layer.weight_grad_density:.2%}")
     sums = [_size(getattr(layer, name)) for name in _PASSES]
     share = f"{_ratio(layer.total, layer.dense_total):.2%}" if layer.dense_total else ""
-    return (layer.name, shape, *densities, *sums, _size(layer.dense_total), share)
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    rule = "─" * max(len(line) for line in lines)
-    return "\n".join([lines[0].replace("_", " "), rule, *lines[1:-1], rule, lines[-1]])
+    return (layer.name, shape_text(layer.shape), *densities, *sums, _size(layer.dense_total), share)
 
 
 def _size(count: float) -> str:
-    for unit in ("", " k", " M", " G", " T", " P"):
-        if count < 1000:
-            return f"{count:.4g}{unit}"
-        count /= 1000
-    return f"{count:.4g} E"
+    return scaled(count, COUNTS)

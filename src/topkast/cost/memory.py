@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from topkast.core.weight import SparseWeight
 from topkast.kernels.plan import Pattern, Plan
+from topkast.text import BYTES, aligned, ruled, scaled
 
+_UNITS = BYTES[:4]  # tables go up to GB
 PARTS = ("weight", "gradient", "optimizer", "sets", "plan", "reservoir", "companion")
 
 
@@ -53,15 +55,7 @@ class Memory:
         rest = {**dict.fromkeys(PARTS, 0), **self.rest, "dense": self.rest["total"]}
         rows.append(_row("dense rest", rest))
         rows.append(_row("all", self._sums(rest)))
-        widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-        lines = [
-            "  ".join(
-                [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-            )
-            for row in (header, *rows)
-        ]
-        rule = "─" * len(lines[0])
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        return "\n".join(ruled(aligned((header, *rows))))
 
     def _sums(self, rest: Mapping[str, int]) -> dict[str, int]:
         parts = [*self.layers.values(), rest]
@@ -172,12 +166,4 @@ def _with_total(parts: dict[str, int]) -> dict[str, int]:
 
 def _row(name: str, parts: Mapping[str, int]) -> tuple[str, ...]:
     share = f"{parts['total'] / parts['dense']:.1%}" if parts["dense"] else ""
-    return (name, *(_size(parts[key]) for key in (*PARTS, "total", "dense")), share)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.4g} {unit}"
-        count /= 1000
-    return f"{count:.4g} GB"
+    return (name, *(scaled(parts[key], _UNITS) for key in (*PARTS, "total", "dense")), share)

@@ -9,6 +9,7 @@ from torch import nn
 
 from topkast.core.weight import SparseWeight
 from topkast.nn.base import SparseLayer
+from topkast.text import aligned, ruled, shape_text
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,8 @@ def table(
     owner = {id(weight): name for name, weight in weights.items()}
     rows = [_HEADER, *(_row(name, layer, owner) for name, layer in layers.items())]
     rows.append(_total_row(weights))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
-    lines = [_line(row, widths) for row in rows]
-    rule = "─" * len(lines[0])
-    body = [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+    # Words to the left, numbers to the right.
+    body = ruled([line.rstrip() for line in aligned(rows, left=(0, 1, 2, 7))])
     body += [f"left dense: {name} ({reason})" for name, reason in left_dense.items()]
     body += [f"other engine: {name} uses {reason}" for name, reason in fallbacks.items()]
     body.append(_model_line(weights, model))
@@ -139,7 +138,7 @@ def table(
 
 def _row(name: str, layer: SparseLayer, owner: Mapping[int, str]) -> tuple[str, ...]:
     weight = layer.weight
-    shape = "×".join(str(size) for size in weight.shape)
+    shape = shape_text(weight.shape)
     if owner[id(weight)] != name:
         tied = f"= {owner[id(weight)]}"
         return (name, layer.label, shape, tied, "", "", "", weight.describe_engine())
@@ -172,12 +171,3 @@ def _model_line(weights: Mapping[str, SparseWeight], model: nn.Module) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
-
-
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    # Words to the left, numbers to the right.
-    cells = [
-        cell.ljust(width) if i in (0, 1, 2, 7) else cell.rjust(width)
-        for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
-    return "  ".join(cells).rstrip()

@@ -11,8 +11,10 @@ from topkast.cost.forecast import Forecast, ring_bytes, seconds, why_alone
 from topkast.cost.memory import PARTS
 from topkast.methods import STR, Method, Pruning
 from topkast.methods.base import grows_by_gradient
+from topkast.text import BYTES, COUNTS, aligned, scaled
 
 WIDTH = 100
+_LIMIT = 999.95  # what rounds to 1000 has the next unit
 _PASSES = ("forward", "input_grad", "weight_grad")
 _LABELS = {"weight": "values", "plan": "Plan"}
 _Row = tuple[str, str, str, str]
@@ -49,16 +51,10 @@ def table(forecast: Forecast, machines: Machines) -> str:
     if machines.memory is not None:
         sections.append(_largest(forecast, machines.memory))
     header = ("", "dense", "sparse", "share")
-    rows = [header, *(row for section in sections for row in section)]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-
-    def line(row: _Row) -> str:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        return "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()
-
-    rule = "─" * (sum(widths) + 6)
-    blocks = ["\n".join(line(row) for row in section) for section in sections]
-    return f"\n{rule}\n".join([line(header), *blocks])
+    lines = iter(aligned([header, *(row for section in sections for row in section)]))
+    head = next(lines)
+    blocks = ["\n".join(next(lines).rstrip() for _ in section) for section in sections]
+    return f"\n{'─' * len(head)}\n".join([head, *blocks])
 
 
 def notes(forecast: Forecast, method: Method, machines: Machines, returned: float | None) -> list[str]:
@@ -128,7 +124,7 @@ def data(forecast: Forecast, machines: Machines) -> dict[str, Any]:
 
 def bytes_text(count: float) -> str:
     """With four digits and a decimal unit."""
-    return _scaled(count, ("B", "kB", "MB", "GB", "TB", "PB"))
+    return scaled(count, BYTES, limit=_LIMIT)
 
 
 # ---- sections -----------------------------------------------------------------------------------------
@@ -205,12 +201,4 @@ def _share(part: float, whole: float) -> str:
 
 
 def _count(count: float) -> str:
-    return _scaled(count, ("", "k", "M", "G", "T", "P", "E"))
-
-
-def _scaled(count: float, units: tuple[str, ...]) -> str:
-    for unit in units[:-1]:
-        if round(count, 1) < 1000:
-            return f"{count:.4g} {unit}".rstrip()
-        count /= 1000
-    return f"{count:.4g} {units[-1]}"
+    return scaled(count, COUNTS, limit=_LIMIT)

@@ -20,6 +20,7 @@ from topkast.report.words import (
     size,
     times,
 )
+from topkast.text import shape_text
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _layer_row(run: Run, name: str) -> tuple[str, ...]:
     share = of_whole(total, dense) if total is not None and dense is not None else math.nan
     return (
         name,
-        "×".join(map(str, layer.shape)),
+        shape_text(layer.shape),
         count(forward),
         percent(of_whole(forward, layer.numel)),
         count(backward),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from topkast.text import BYTES, FLOPS, scaled
+
 MISSING = "–"
 _GAP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its unit
 
@@ -50,12 +52,12 @@ def times(ratio: float) -> str:
 
 def size(amount: float | None) -> str:
     """Bytes, such as 1.23 MB."""
-    return MISSING if amount is None else _scaled(amount, ("B", "kB", "MB", "GB", "TB"))
+    return MISSING if amount is None else _scaled(amount, BYTES[:5])
 
 
 def flops(amount: float) -> str:
     """Such as 1.2 GFLOP."""
-    return _scaled(amount, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+    return _scaled(amount, FLOPS[:7])
 
 
 def duration(seconds: float) -> str:
@@ -76,10 +78,4 @@ def listed(words: list[str]) -> str:
 
 
 def _scaled(amount: float, units: tuple[str, ...]) -> str:
-    if not math.isfinite(amount):
-        return MISSING
-    for unit in units[:-1]:
-        if abs(amount) < 999.5:
-            return f"{amount:.3g}{_GAP}{unit}"
-        amount /= 1000
-    return f"{amount:,.3g}{_GAP}{units[-1]}"
+    return scaled(amount, units, digits=3, limit=999.5, gap=_GAP) if math.isfinite(amount) else MISSING

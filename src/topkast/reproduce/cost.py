@@ -8,6 +8,7 @@ from topkast.report.words import count, flops, percent, size
 from topkast.reproduce.experiment import Experiment
 from topkast.reproduce.recipe import Recipe
 from topkast.reproduce.scales import Scale
+from topkast.text import padded
 from topkast.train.forecast import planned
 
 # For a feeling of what FLOPs are: about what one of today's laptops and accelerators does in training.
@@ -41,5 +42,4 @@ def forecast(experiments: Sequence[Experiment], scale: Scale, seeds: int) -> str
 
 
 def _line(name: str, *cells: str) -> str:
-    widths = (8, 12, 9, 13, 9, 9)
-    return " ".join([f"{name[:44]:44}", *(c.rjust(w) for c, w in zip(cells, widths, strict=True))])
+    return padded((name[:44], *cells), (44, 8, 12, 9, 13, 9, 9), gap=" ")

@@ -9,6 +9,7 @@ import torch
 
 from topkast.cost.forecast import Forecast, forecast
 from topkast.methods.named import Choice, named_method
+from topkast.text import FLOPS, scaled
 from topkast.train.config import Config
 from topkast.train.resolve import make_method, resolve
 from topkast.train.task import Task
@@ -99,11 +100,7 @@ def _seconds_per_step(config: Config, task: Task) -> float:
 
 
 def _scaled(amount: float) -> str:
-    for unit in ("", "k", "M", "G", "T", "P", "E"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}FLOP"
-        amount /= 1000
-    return f"{amount:.3g} ZFLOP"
+    return scaled(amount, FLOPS, digits=3)
 
 
 def _bytes(amount: Any) -> str:
