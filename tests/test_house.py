@@ -21,6 +21,7 @@ FLOORS = [
     "train",
     "models",
     "data",
+    "store",
     "convert",
     "cost",
     "methods",

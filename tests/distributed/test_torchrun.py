@@ -17,7 +17,8 @@ import torch
 
 from topkast.cli.main import main
 from topkast.data.batches import Share
-from topkast.train import job, restart
+from topkast.store import checkpoint
+from topkast.train import job
 from topkast.train.display import Quiet
 from topkast.train.metrics import read_metrics
 
@@ -82,7 +83,7 @@ def progress(run: Path) -> list[dict[str, Any]]:
 
 
 def last_state(run: Path) -> dict[str, Any]:
-    found = restart.latest(run)
+    found = checkpoint.latest(run)
     assert found.snapshot is not None
     assert found.snapshot.step == 24
     return found.snapshot.parts
@@ -122,7 +123,7 @@ def test_interrupted_it_goes_on_alone_to_the_end_of_one_process(text_file: Path,
     last = read_metrics(run / "metrics.jsonl")[-1]
     assert last["stopped"] == "SIGTERM came"
     assert 4 < last["step"] < 24
-    assert restart.latest(run).snapshot is not None
+    assert checkpoint.latest(run).snapshot is not None
     assert said.count("run folder:") == said.count("stopped, with a checkpoint") == 1, "one rank speaks"
 
     assert job.resume(run, Quiet()).is_finished

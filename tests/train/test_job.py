@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 
-from topkast.train import checkpoint, job, restart, session, trained
+from store.test_checkpoint import forge_file
+from topkast.store import checkpoint
+from topkast.train import job, session, trained
 from topkast.train.config import Config, read_config
 from topkast.train.display import Quiet
 from topkast.train.metrics import read_metrics
 from topkast.train.session import Stopped
 from topkast.train.trainer import Trainer
-from train.test_checkpoint_files import forge_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -189,7 +190,7 @@ def test_a_forged_record_of_a_run_is_refused_with_the_checkpoint(
 ) -> None:
     out = tmp_path / "run"
     job.start(small(text_file), out, Quiet())
-    saved = restart.latest(out).snapshot
+    saved = checkpoint.latest(out).snapshot
     assert saved is not None
     saved.kept[name] = value
     path = checkpoint.write(out, saved)

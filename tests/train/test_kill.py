@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from topkast.train import checkpoint, restart, snapshot
-from topkast.train.checkpoint import Retention
+from topkast.store import checkpoint, snapshot
+from topkast.store.checkpoint import Retention
 from topkast.train.folder import RunFolder
 from topkast.train.metrics import read_metrics
 
@@ -43,7 +43,7 @@ def go_on(path: Path, last: int, acknowledge: int) -> None:
     is_new = not (path / "topkast-run.json").exists()
     walk, step = Walk(), 0
     with RunFolder.create(path) if is_new else RunFolder.resume(path) as run:
-        found = restart.latest(path)
+        found = checkpoint.latest(path)
         if found.snapshot is None:
             run.metrics.cut(0)
         else:
@@ -98,7 +98,7 @@ def test_killed_again_and_again_a_run_ends_as_if_it_never_was(tmp_path: Path) ->
             acknowledged, killed_after(killed, last, chance.uniform(0.0, 0.2 + 0.002 * num_kills))
         )
         num_kills += 1
-        found = restart.latest(killed)
+        found = checkpoint.latest(killed)
         assert found.damaged == {}
         reached = 0 if found.snapshot is None else found.snapshot.step
         assert reached >= acknowledged
@@ -109,7 +109,7 @@ def test_killed_again_and_again_a_run_ends_as_if_it_never_was(tmp_path: Path) ->
     os.close(devnull)
     assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert len(read_metrics(killed / "metrics.jsonl")) == last
-    mine, theirs = (restart.latest(run).snapshot for run in (killed, whole))
+    mine, theirs = (checkpoint.latest(run).snapshot for run in (killed, whole))
     assert mine is not None
     assert theirs is not None
     assert torch.equal(mine.parts["walk"]["state"]["state"], theirs.parts["walk"]["state"]["state"])

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from topkast.train import lock, metrics
-from topkast.train.durable import Patience
+from topkast.store.files import Patience
+from topkast.train import metrics
 from topkast.train.environment import differences, environment
 from topkast.train.folder import RunFolder, check_marker
-from topkast.train.lock import Lock
 from topkast.train.metrics import Metrics, read_metrics
 
 # ---- the folder -----------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ def test_differences_of_environments() -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from topkast.train.lock import Lock
+from topkast.store.files import Lock
 lock = Lock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
@@ -165,36 +164,6 @@ def test_two_processes_on_one_folder(tmp_path: Path) -> None:
         holder.kill()
         holder.communicate()
     RunFolder.resume(tmp_path).close()  # what a dead process held is free
-
-
-def test_the_same_process_cannot_have_it_twice(tmp_path: Path) -> None:
-    first = Lock(tmp_path)
-    with pytest.raises(BlockingIOError, match=rf"process {os.getpid()}"):
-        Lock(tmp_path)
-    first.release()
-    first.release()
-    Lock(tmp_path).release()
-
-
-@pytest.mark.filterwarnings("ignore:This process")
-def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
-    held = Lock(tmp_path)
-    ready, done = os.pipe(), os.pipe()
-    worker = os.fork()
-    if worker == 0:
-        os.close(done[1])
-        os.write(ready[1], b"x")
-        os.read(done[0], 1)  # until the parent is done
-        os._exit(0)
-    try:
-        os.read(ready[0], 1)
-        os.close(held._descriptor)  # as the end of the parent would
-        lock._held.discard(held._descriptor)
-        Lock(tmp_path).release()
-    finally:
-        for descriptor in (*ready, *done):
-            os.close(descriptor)
-        os.waitpid(worker, 0)
 
 
 # ---- the record -----------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from safetensors import safe_open
 from topkast.cli.main import main
 from topkast.convert import read_compressed
 from topkast.models.network import Network
-from topkast.train import checkpoint, job, trained
+from topkast.store import checkpoint
+from topkast.train import job, trained
 from topkast.train.config import Config
 from topkast.train.display import Quiet
 from topkast.train.export import export

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from topkast.bench.peers import PEERS
 from topkast.kernels import native
 from topkast.kernels.machine import cpu_model
+from topkast.store.files import replace
 
 # Raised when a key changes its meaning or goes.
 FORMAT = 1
@@ -85,15 +85,7 @@ def write(report: Report, path: Path) -> None:
     """Writes the report as JSON, all or nothing: a reader never sees half a file."""
     check_folder(path, "--json")
     text = json.dumps({"format": FORMAT, **asdict(report)}, indent=1, ensure_ascii=False, allow_nan=False)
-    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        os.chmod(name, 0o644)  # mkstemp makes it the owner's alone
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    replace(path, (text + "\n").encode())
 
 
 def read(path: Path) -> Report:

@@ -16,7 +16,7 @@ from torch import Tensor
 from topkast.data.augment import central_box, cut
 from topkast.data.image_stream import Source, made_ahead
 from topkast.data.labelled import pillow
-from topkast.data.replaced import replaced
+from topkast.store.files import replaced
 
 if TYPE_CHECKING:
     from PIL.Image import Image

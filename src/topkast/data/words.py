@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.replaced import replaced
+from topkast.store.files import replaced
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"

@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from topkast.report.style import in_style
-from topkast.train.durable import replace
+from topkast.store.files import replace
 
 _DPI = 220
 

@@ -16,7 +16,7 @@ from topkast.report.drawings import save
 from topkast.report.runs import Run
 from topkast.report.sections import every_drawing, of_one
 from topkast.report.summary import LAYER_HEADER, is_finished, layer_rows, sentence, state, tiles
-from topkast.train.durable import replace
+from topkast.store.files import replace
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from topkast.store.files import replace
 from topkast.train.config import Config
-from topkast.train.durable import replace
 
 _HASHED = 16
 

@@ -11,7 +11,7 @@ from topkast.report.words import duration
 from topkast.reproduce import figures, tables
 from topkast.reproduce.experiment import Findings
 from topkast.reproduce.page import drawing, tally
-from topkast.train.durable import replace
+from topkast.store.files import replace
 
 _HEAD = """# Results
 

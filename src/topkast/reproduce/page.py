@@ -13,7 +13,7 @@ from topkast.report.words import listed
 from topkast.reproduce import figures, tables
 from topkast.reproduce.claims import FAILS, FAILS_ONCE, HOLDS, HOLDS_ONCE, NOISE, OPEN, Verdict
 from topkast.reproduce.experiment import Findings
-from topkast.train.durable import replace
+from topkast.store.files import replace
 
 # Verdicts in order, of one claim and of several.
 _WORDS = {

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from topkast.kernels.memory import keep_freed_memory
 from topkast.reproduce.cache import Place
+from topkast.store.checkpoint import found, step_of
 from topkast.train import job, trained
-from topkast.train.checkpoint import found, step_of
 from topkast.train.config import read_config
 from topkast.train.display import Quiet
 from topkast.train.folder import MARKER

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from topkast.core.distribution import nearest
 from topkast.methods.named import METHODS
+from topkast.store.files import replace
 from topkast.train.config import Config
-from topkast.train.durable import replace
 from topkast.train.folder import MARKER as RUN_MARKER
 from topkast.train.interrupt import Interrupt
 from topkast.train.metrics import NAME as METRICS

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from topkast.convert.compressed import compress
 from topkast.convert.onnx import check_onnx, to_onnx
-from topkast.train import tensor_file
-from topkast.train.durable import replace
+from topkast.store.files import replace
+from topkast.store.state import tensor_chunks
 from topkast.train.trained import Trained
 
 # How far onnxruntime's float32 outputs may be from torch's, against their size.
@@ -48,7 +48,7 @@ def _safetensors(trained: Trained, path: Path) -> str:
     """The dense network's state_dict. Tied tensors are there once; the metadata say under which name."""
     tensors, tied = _untied(trained.dense().state_dict())
     metadata = {**_metadata(trained), "tied": json.dumps(tied)}
-    replace(path, tensor_file.chunks(tensors, metadata))
+    replace(path, tensor_chunks(tensors, metadata))
     return f"dense, {_zeros(tensors)} of its numbers are zero"
 
 
@@ -66,7 +66,7 @@ def _compressed(trained: Trained, path: Path) -> str:
     if trained.sparse is None:
         raise ValueError("the run is dense: there are no zeros to leave out; use --format safetensors")
     small = compress(trained.model)
-    replace(path, tensor_file.chunks(small.tensors, {**small.metadata, **_metadata(trained)}))
+    replace(path, tensor_chunks(small.tensors, {**small.metadata, **_metadata(trained)}))
     return "compressed: weights that are in use, and where they are"
 
 

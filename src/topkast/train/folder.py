@@ -18,10 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from topkast.train import lock, metrics
-from topkast.train.durable import TEMPORARY, remove_temporary, replace, sync_folder
+from topkast.store.files import LOCK, TEMPORARY, Lock, is_lock_file, remove_temporary, replace, sync_folder
+from topkast.train import metrics
 from topkast.train.environment import environment
-from topkast.train.lock import Lock
 from topkast.train.metrics import Metrics
 
 # Raised when a file changes its meaning or goes.
@@ -164,7 +163,7 @@ def _check_free(path: Path, names: set[str]) -> None:
     found = {p.name for p in path.iterdir() if not p.name.startswith(TEMPORARY)}
     if MARKER in found:
         raise FileExistsError(f"{path} holds a run already; resume it, or choose another folder")
-    is_interrupted = found <= {lock.NAME, metrics.NAME, *names} and lock.is_lock_file(path / lock.NAME)
+    is_interrupted = found <= {LOCK, metrics.NAME, *names} and is_lock_file(path / LOCK)
     if found and not is_interrupted:
         raise FileExistsError(
             f"{path} is not empty and not a run folder ({sorted(found)[0]!r} is in it); choose another folder"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from topkast.train.durable import Patience, retried
+from topkast.store.files import Patience, retried
 
 NAME = "metrics.jsonl"
 

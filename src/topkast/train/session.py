@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from topkast.train import checkpoint, events, restart, snapshot
-from topkast.train.checkpoint import Retention
+from topkast.store import checkpoint, snapshot
+from topkast.store.checkpoint import Latest, Retention
+from topkast.store.likeness import short
+from topkast.train import events
 from topkast.train.display import Display
 from topkast.train.folder import RunFolder
 from topkast.train.interrupt import Interrupt
-from topkast.train.likeness import short
-from topkast.train.restart import Latest
 from topkast.train.spending import Spending
 from topkast.train.tensorboard import TensorBoard
 from topkast.train.trainer import NotFinite, Trainer
@@ -126,7 +126,7 @@ class Session:
 
     def restore(self) -> bool:
         """Goes back to the newest good checkpoint, if there is one; damaged ones are reported."""
-        found = Latest() if self.folder is None else restart.latest(self.folder.path)
+        found = Latest() if self.folder is None else checkpoint.latest(self.folder.path)
         if self._ranks is not None:  # the others need not even see the files
             found = self._ranks.from_first(found)
         for path, problem in found.damaged.items():
@@ -273,7 +273,7 @@ class Session:
     def _way_out(self) -> str:
         if self.folder is None:
             return "Try a smaller learning rate."
-        found = restart.latest(self.folder.path)
+        found = checkpoint.latest(self.folder.path)
         if found.path is None:
             return "There is no checkpoint yet: start again with a smaller learning rate."
         return (

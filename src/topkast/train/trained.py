@@ -13,15 +13,15 @@ from torch import nn
 from topkast.convert import Handle, densify
 from topkast.core.distribution import nearest
 from topkast.models.network import Network
-from topkast.train import restart, snapshot
+from topkast.store import snapshot
+from topkast.store.checkpoint import found, latest, read, step_of
+from topkast.store.manifest import CheckpointError, check_files
+from topkast.store.snapshot import Snapshot
 from topkast.train.build import build
-from topkast.train.checkpoint import found, step_of
 from topkast.train.config import Config, read_run_config
 from topkast.train.folder import check_marker
 from topkast.train.resolve import make_method
-from topkast.train.snapshot import Snapshot
 from topkast.train.task import Task
-from topkast.train.verify import CheckpointError, check_files
 
 CONFIG = "config.toml"
 NAME = "model.json"
@@ -102,14 +102,14 @@ def _described(path: Path) -> tuple[Network, dict[str, Any]]:
 
 def _snapshot(run: Path, checkpoint: str) -> tuple[Snapshot, list[str]]:
     if checkpoint == "last":
-        newest = restart.latest(run)
+        newest = latest(run)
         notes = [f"{path.name} is damaged and passed over: {why}" for path, why in newest.damaged.items()]
         if newest.snapshot is None:
             raise ValueError(f"{run} has no good checkpoint" + "".join(f"; {note}" for note in notes))
         return newest.snapshot, notes
     path = _best(run) if checkpoint == "best" else _named(run, checkpoint)
     try:
-        return restart.read(path), []
+        return read(path), []
     except CheckpointError as error:
         raise ValueError(f"{error}; choose another with --checkpoint") from error
 

@@ -24,7 +24,7 @@ except ImportError as error:
 
 from topkast.convert import Handle
 from topkast.convert.recipe import follow_recipe, is_implicit, recipe
-from topkast.train.tensor_file import parse
+from topkast.store.state import parse_tensors
 
 RECIPE, WEIGHTS = "topkast.json", "model.safetensors"
 _MAX_RECIPE = 100_000_000  # bytes
@@ -71,7 +71,7 @@ def from_pretrained(model_class: Any, folder: str | Path) -> Handle:
     with torch.device("meta" if is_implicit(data) else "cpu"):
         model = build(config)
     sparse = follow_recipe(model, data, initialise=model._init_weights if is_implicit(data) else None)
-    state = parse(_read(folder / WEIGHTS))
+    state = parse_tensors(_read(folder / WEIGHTS))
     _check_names(model, state, folder)
     model.load_state_dict(state, strict=False)  # names were checked: the missing ones are tied
     model.eval()

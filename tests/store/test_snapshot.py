@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from topkast.train import checkpoint, restart, snapshot
-from topkast.train.rng import rng_state, set_rng_state
-from train.conftest import METHODS, OPTIMIZERS, SCHEDULES, Run, assert_same
+from store.small_run import METHODS, OPTIMIZERS, SCHEDULES, Run, assert_same
+from topkast.store import checkpoint, snapshot
+from topkast.store.snapshot import rng_state, set_rng_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,12 +77,12 @@ def test_a_forged_state_with_the_right_digests_is_refused(case: str, tmp_path: P
     run = Run.build(0)
     run.train(0, 4)
     checkpoint.write(tmp_path, run.take(4))
-    saved = restart.latest(tmp_path).snapshot
+    saved = checkpoint.latest(tmp_path).snapshot
     assert saved is not None
     alter, message = FORGED[case]
     alter(saved.parts)
     checkpoint.write(tmp_path, saved)  # with its true digests
-    forged = restart.latest(tmp_path)
+    forged = checkpoint.latest(tmp_path)
     assert forged.damaged == {}
     assert forged.snapshot is not None
     with pytest.raises(ValueError, match=rf"the state of {message}"):
@@ -98,7 +98,7 @@ def test_forged_generators_are_refused(name: str, value: Any, tmp_path: Path) ->
     saved = run.take(0)
     saved.rng[name] = value
     checkpoint.write(tmp_path, saved)
-    forged = restart.latest(tmp_path).snapshot
+    forged = checkpoint.latest(tmp_path).snapshot
     assert forged is not None
     before = rng_state()
     with pytest.raises(ValueError, match="the random number generators of step 0 do not fit"):
@@ -110,7 +110,7 @@ def assert_continues(tmp_path: Path, **options: Any) -> None:
     run = Run.build(0, **options)
     run.train(0, 7)  # between two refreshes
     checkpoint.write(tmp_path, run.take(7))
-    there = restart.latest(tmp_path)
+    there = checkpoint.latest(tmp_path)
     assert there.damaged == {}
     run.train(7, 16)
 
@@ -152,7 +152,7 @@ def test_a_run_without_its_generators_would_go_another_way(tmp_path: Path) -> No
     run.train(0, 7)
     saved = run.take(7)
     checkpoint.write(tmp_path, saved)
-    read = restart.latest(tmp_path).snapshot
+    read = checkpoint.latest(tmp_path).snapshot
     assert read is not None
     run.train(7, 10)
     other = Run.build(1)
@@ -166,7 +166,7 @@ def test_a_snapshot_may_be_restored_twice(tmp_path: Path) -> None:
     run = Run.build(0)
     run.train(0, 5)
     checkpoint.write(tmp_path, run.take(5))
-    saved = restart.latest(tmp_path).snapshot
+    saved = checkpoint.latest(tmp_path).snapshot
     assert saved is not None
     first, second = Run.build(1), Run.build(2)
     first.restore(saved)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from topkast.convert.attach import fits_sets
-from topkast.train.likeness import check_like
-from topkast.train.rng import rng_state, set_rng_state
+from topkast.store.likeness import check_like
 
 _ADVICE = "build the run with the configuration it was saved with"
 # What loading a state that does not fit, or was made up, may raise.
@@ -184,3 +185,38 @@ def _check_names(what: str, saved: Mapping[str, Any], given: Mapping[str, Any]) 
             f"the snapshot has the {what} {sorted(map(str, saved))}, got {sorted(given)}; "
             "give the same names as when it was taken"
         )
+
+
+# ---- the global generators ----------------------------------------------------------------------------
+
+
+def rng_state() -> dict[str, Any]:
+    """Where the global generators of torch, Python and numpy are now, as plain data."""
+    version, words, gauss = random.getstate()
+    legacy: Any = np.random.get_state(legacy=False)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": (version, torch.tensor(words), gauss),
+        "numpy": {**legacy, "state": {**legacy["state"], "key": _to_tensor(legacy["state"]["key"])}},
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Puts the global generators where they were."""
+    version, words, gauss = state["python"]
+    if not (gauss is None or type(gauss) is float):  # Python would hand it out as it is
+        raise ValueError("the number that Python's generator has ready must be a float")
+    random.setstate((version, tuple(words.tolist()), gauss))
+    numpy_state = state["numpy"]
+    key = numpy_state["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state({**numpy_state, "state": {**numpy_state["state"], "key": key}})
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _to_tensor(words: Any) -> Tensor:
+    return torch.from_numpy(words.astype(np.int64))

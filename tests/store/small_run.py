@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import topkast
-from topkast.train import snapshot
+from topkast.store import snapshot
 
 
 def assert_same(a: Any, b: Any, path: str = "x") -> None:

@@ -15,16 +15,15 @@ import torch
 from safetensors.torch import load
 from torch import nn
 
-from topkast.train.flatten import flatten, unflatten
-from topkast.train.rng import rng_state, set_rng_state
-from topkast.train.tensor_file import chunks, parse
-from train.conftest import assert_same
+from store.small_run import assert_same
+from topkast.store.snapshot import rng_state, set_rng_state
+from topkast.store.state import flatten, parse_tensors, tensor_chunks, unflatten
 
 
 def there_and_back(value: Any) -> Any:
     skeleton, tensors = flatten(value, "x")
     text = json.dumps(skeleton, allow_nan=False)
-    return unflatten(json.loads(text), parse(b"".join(chunks(tensors))))
+    return unflatten(json.loads(text), parse_tensors(b"".join(tensor_chunks(tensors))))
 
 
 PLAIN: dict[str, Any] = {
@@ -81,9 +80,9 @@ def test_names_that_collide_stay_apart() -> None:
 
 def test_the_file_is_one_that_the_library_reads() -> None:
     tensors = {"flags": torch.tensor([True]), "w": torch.randn(3), "none": torch.empty(0, 3)}
-    content = b"".join(chunks(tensors))
+    content = b"".join(tensor_chunks(tensors))
     assert_same(tensors, {name: load(content)[name] for name in tensors})
-    assert load(b"".join(chunks({}))) == {}
+    assert load(b"".join(tensor_chunks({}))) == {}
 
 
 class Color(IntEnum):
@@ -147,7 +146,7 @@ def test_a_bottomless_skeleton_is_refused() -> None:
 )  # fmt: skip
 def test_what_is_no_safetensors_file_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="it is not a safetensors file"):
-        parse(content)
+        parse_tensors(content)
 
 
 def test_global_generators_go_on_where_they_were() -> None:

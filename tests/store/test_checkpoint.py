@@ -20,11 +20,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from topkast.train import checkpoint, durable, manifest, restart, snapshot
-from topkast.train.checkpoint import CheckpointWriteError, Retention
-from topkast.train.durable import Patience
-from topkast.train.verify import CheckpointError
-from train.conftest import Run, assert_same
+from store.small_run import Run, assert_same
+from topkast.store import checkpoint, files, manifest, snapshot
+from topkast.store.checkpoint import CheckpointWriteError, Retention
+from topkast.store.files import Patience
+from topkast.store.manifest import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NO_PAUSE = Patience(attempts=2, pause=0.0)
@@ -45,7 +45,7 @@ def steps(run: Path) -> list[int]:
 
 
 def assert_good(run: Path, step: int) -> None:
-    found = restart.latest(run)
+    found = checkpoint.latest(run)
     assert found.snapshot is not None
     assert_same(vars(small(step)), vars(found.snapshot))
 
@@ -115,7 +115,7 @@ def test_leftovers_are_ignored_and_then_removed(tmp_path: Path) -> None:
 
 
 def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
-    assert restart.latest(tmp_path) == restart.Latest(None, None, {})
+    assert checkpoint.latest(tmp_path) == checkpoint.Latest(None, None, {})
 
 
 def test_a_step_before_the_first_is_refused(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def forge(path: Path, **changes: Any) -> None:
 
 def forge_file(path: Path, name: str, content: bytes) -> None:
     (path / name).unlink()
-    record = durable.write_new(path / name, [content])
-    files = manifest.parse((path / "manifest.json").read_bytes()).files
-    forge(path, files={**files, name: record})
+    record = files.write_new(path / name, [content])
+    listed = manifest.parse((path / "manifest.json").read_bytes()).files
+    forge(path, files={**listed, name: record})
 
 
 def forge_text(path: Path, was: str, now: str) -> None:
@@ -246,12 +246,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage: str, t
     _, path = put(tmp_path, 1, 2)
     apply, message = DAMAGE[damage]
     apply(path)
-    found = restart.latest(tmp_path)
+    found = checkpoint.latest(tmp_path)
     assert found.path == tmp_path / "checkpoints" / "step-00000001"
     assert_good(tmp_path, 1)
     ((bad, reason),) = found.damaged.items()
     with pytest.raises(CheckpointError, match=message):
-        restart.read(bad)
+        checkpoint.read(bad)
     assert reason.startswith(str(bad))
 
 
@@ -282,7 +282,7 @@ def test_a_name_that_leads_out_of_the_checkpoint_is_not_opened(
         opened: list[str] = []
         monkeypatch.setattr(sys.modules[__name__], "OPENED", opened)
         with pytest.raises(CheckpointError, match="must list state.json and tensors.safetensors"):
-            restart.read(path)
+            checkpoint.read(path)
         monkeypatch.undo()
         assert opened == [str(path / "manifest.json")]
         put(tmp_path, 2)
@@ -293,12 +293,12 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     (path,) = put(tmp_path, 1)
     (path / "state.json").chmod(0)
     with pytest.raises(CheckpointError, match=r"state.json cannot be read \(Permission denied\)"):
-        restart.read(path)
+        checkpoint.read(path)
 
 
 def test_a_folder_of_another_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a checkpoint is named like step-00001234"):
-        restart.read(tmp_path)
+        checkpoint.read(tmp_path)
 
 
 def test_any_byte_flipped_or_cut_is_noticed(tmp_path: Path) -> None:
@@ -318,13 +318,13 @@ def test_any_byte_flipped_or_cut_is_noticed(tmp_path: Path) -> None:
             content[place] ^= chance.randrange(1, 256)
         (path / name).write_bytes(content)
         with pytest.raises(CheckpointError) as caught:
-            restart.read(path)
+            checkpoint.read(path)
         assert str(caught.value).startswith(str(path / name)), (name, place)
-        found = restart.latest(tmp_path)
+        found = checkpoint.latest(tmp_path)
         assert (found.snapshot is not None, list(found.damaged)) == (True, [path])
         assert found.path == path.with_name("step-00000003")
         (path / name).write_bytes(pristine[name])
-    assert restart.latest(tmp_path).path == path
+    assert checkpoint.latest(tmp_path).path == path
 
 
 # ---- a disk that fails ----------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class Faults:
         self.calls, self.first, self.persistent = 0, -1, persistent
         for name in ("fsync", "rename", "mkdir", "replace"):
             patch.setattr(os, name, self._counted(getattr(os, name)))
-        patch.setattr(durable, "open", self._open, raising=False)
+        patch.setattr(files, "open", self._open, raising=False)
 
     def fail_from(self, first: int) -> None:
         self.calls, self.first = 0, first
@@ -411,7 +411,7 @@ def test_one_failing_call_is_tried_again(
         faults.fail_from(number)
         put(run, next_step, patience=NO_PAUSE)
         assert_good(run, next_step)
-        assert restart.latest(run).damaged == {}
+        assert checkpoint.latest(run).damaged == {}
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, next_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,11 +426,11 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, next_step: int, monkeypatch: 
             put(run, next_step, patience=NO_PAUSE)
         except CheckpointWriteError as error:
             num_failed += 1
-            good = restart.latest(run).path
+            good = checkpoint.latest(run).path
             assert f"the checkpoint of step {next_step} could not be written" in str(error)
             assert f"No space left on device); the checkpoint {good} is still good; make room" in str(error)
         calls, faults.first = faults.calls, -1
-        found = restart.latest(run)
+        found = checkpoint.latest(run)
         assert found.damaged == {}
         assert found.snapshot is not None
         assert_good(run, found.snapshot.step)
@@ -456,13 +456,13 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 import torch
-from topkast.train import checkpoint, durable, snapshot
+from topkast.store import checkpoint, files, snapshot
 run = Path(sys.argv[1])
 take = lambda step, size: snapshot.take(step, {}, kept={"w": torch.full((size,), float(step))})
 checkpoint.write(run, take(1, 10))
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    checkpoint.write(run, take(2, 100_000), patience=durable.Patience(2, 0.0))
+    checkpoint.write(run, take(2, 100_000), patience=files.Patience(2, 0.0))
 except checkpoint.CheckpointWriteError as error:
     print(error)
 """
@@ -474,6 +474,6 @@ def test_a_limit_of_the_system_loses_nothing(tmp_path: Path) -> None:
     assert "File too large); the checkpoint" in result.stdout
     assert "step-00000001 is still good" in result.stdout
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-    found = restart.latest(tmp_path).snapshot
+    found = checkpoint.latest(tmp_path).snapshot
     assert found is not None
     assert torch.equal(found.kept["w"], torch.full((10,), 1.0))

@@ -1,11 +1,11 @@
 """Checkpoints: one folder each, complete or not there.
 
     checkpoints/step-00001234/tensors.safetensors   all tensors of a snapshot
-                              state.json            everything else, as a skeleton (see `train.flatten`)
+                              state.json            everything else, as a skeleton (see `store.state`)
                               manifest.json         what belongs to it, with digests
 
-A checkpoint is written under a temporary name, synced, and then renamed. Whoever writes holds the lock of the
-run folder (`train.folder`): leftovers of killed runs are removed here. `train.restart` reads.
+A checkpoint is written under a temporary name, synced, and then renamed. The writer must hold the lock of the
+run folder: leftovers of killed runs are removed here. A reader checks everything before it parses it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import math
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from topkast.train import manifest, tensor_file
-from topkast.train.durable import (
+from topkast.store import manifest
+from topkast.store.files import (
     TEMPORARY,
     Patience,
     remove_folder,
@@ -30,10 +31,17 @@ from topkast.train.durable import (
     sync_folder,
     write_new,
 )
-from topkast.train.flatten import flatten
-from topkast.train.manifest import Manifest
-from topkast.train.snapshot import Snapshot
-from topkast.train.verify import STATE, TENSORS, CheckpointError, check_files
+from topkast.store.manifest import (
+    STATE,
+    TENSORS,
+    CheckpointError,
+    Manifest,
+    check_files,
+    read_checked,
+    read_manifest,
+)
+from topkast.store.snapshot import Snapshot
+from topkast.store.state import flatten, parse_tensors, tensor_chunks, unflatten
 
 FOLDER = "checkpoints"
 # One that is being replaced by another of the same step counts until that is in place.
@@ -113,7 +121,7 @@ def _write_once(
     try:
         temporary.mkdir()
         files = {
-            TENSORS: write_new(temporary / TENSORS, tensor_file.chunks(tensors)),
+            TENSORS: write_new(temporary / TENSORS, tensor_chunks(tensors)),
             STATE: write_new(temporary / STATE, [state]),
         }
         write_new(temporary / manifest.NAME, [Manifest(step, score, files).dump()])
@@ -198,3 +206,69 @@ def _what_is_good(run: Path) -> str:
             continue
         return f"the checkpoint {path} is still good; make room and resume from it"
     return "there is no earlier checkpoint; make room and start again"
+
+
+# ---- reading ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Latest:
+    """Where a run can go on.
+
+    Attributes:
+        snapshot: The newest good one, or None if there is none.
+        path: The folder of its checkpoint.
+        damaged: Checkpoint → what is wrong with it, for all that are newer.
+    """
+
+    snapshot: Snapshot | None = None
+    path: Path | None = None
+    damaged: dict[Path, str] = field(default_factory=dict)
+
+
+def latest(run: Path) -> Latest:
+    """The newest good checkpoint of a run, and what is wrong with those that are newer."""
+    damaged: dict[Path, str] = {}
+    for path in found(run):
+        try:
+            return Latest(read(path), path, damaged)
+        except CheckpointError as error:
+            damaged[path] = str(error)
+    return Latest(damaged=damaged)
+
+
+def read(path: Path) -> Snapshot:
+    """Reads one checkpoint, into memory.
+
+    Raises:
+        CheckpointError: A file is altered, cut, missing or too many; it is named.
+    """
+    listed = read_manifest(path, step_of(path))
+    state = read_checked(path / STATE, listed.files[STATE])
+    tensors = _tensors(path / TENSORS, listed.files[TENSORS])
+    snapshot = _snapshot(path / STATE, state, tensors)
+    if snapshot.step != listed.step:
+        raise CheckpointError(f"{path / STATE} is that of step {snapshot.step}, not {listed.step}")
+    return snapshot
+
+
+def _tensors(path: Path, file: dict[str, Any]) -> dict[str, Tensor]:
+    content = read_checked(path, file)
+    try:
+        return parse_tensors(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _snapshot(path: Path, state: bytes, tensors: dict[str, Tensor]) -> Snapshot:
+    kinds = {"step": int} | dict.fromkeys(("parts", "generators", "rng", "kept"), dict)
+    try:
+        fields = unflatten(json.loads(state), tensors)
+        if type(fields) is not dict or {name: type(value) for name, value in fields.items()} != kinds:
+            raise ValueError(f"expected {', '.join(kinds)}")
+        for name in ("parts", "generators", "rng", "kept"):
+            if not all(type(key) is str for key in fields[name]):
+                raise ValueError(f"{name} must be by name")
+        return Snapshot(**fields)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not the state of a run ({error})") from error

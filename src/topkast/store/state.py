@@ -1,25 +1,50 @@
-"""Nested plain data as tensors by name and a JSON skeleton, and back, exactly. Nothing is pickled.
+"""State as files: nested plain data as a JSON skeleton and tensors, and tensors as a safetensors file.
 
 In the skeleton, numbers, strings, None and lists stand for themselves. Everything else is an object with one
 key that says what it is: {"tuple": […]}, {"dict": [[key, value], …]}, {"counter": …}, {"float": "inf"} for
-numbers that JSON has not, {"tensor": name}.
+numbers that JSON has not, {"tensor": name}. Nothing is pickled, and everything comes back exactly.
+
+We write the safetensors file ourselves, piece by piece. The library would put the whole file into memory
+first, or into a file that it alone opens: with mode 0600 and not synced. The library reads it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor, nn
-
-from topkast.train.tensor_file import problem as tensor_problem
 
 Skeleton = Any
 # An ordered dictionary becomes an ordinary one, which keeps its order as well.
 _DICTS = (dict, OrderedDict)
 _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+# What the library itself accepts.
+MAX_HEADER = 100_000_000
+_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 
 
 def flatten(value: Any, name: str) -> tuple[Skeleton, dict[str, Tensor]]:
@@ -90,7 +115,7 @@ class _Taker:
         return self.take(key, f"{path}/{key}")
 
     def _tensor(self, tensor: Tensor, path: str) -> str:
-        wrong = tensor_problem(tensor)
+        wrong = _tensor_problem(tensor)
         if wrong is not None:
             raise TypeError(f"{path} is a tensor that a checkpoint cannot hold: {wrong}")
         _text(path, path)
@@ -169,3 +194,67 @@ class _Builder:
             raise ValueError(f"the tensor {name!r} is missing")
         self.used.add(name)
         return self._tensors[name]
+
+
+def _tensor_problem(tensor: Tensor) -> str | None:
+    """Why the tensor cannot be in a safetensors file, or None if it can."""
+    if tensor.layout is not torch.strided:
+        return f"its layout is {tensor.layout}; only strided ones are stored"
+    if tensor.dtype not in _NAMES:
+        return f"its dtype is {tensor.dtype}; safetensors has no such type"
+    return "it is on the meta device and has no values" if tensor.is_meta else None
+
+
+def tensor_chunks(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[memoryview]:
+    """A safetensors file, piece by piece; at most one tensor is copied at a time.
+
+    Args:
+        tensors: By name.
+        metadata: Strings that go into its header.
+
+    Raises:
+        ValueError: There are so many names that no reader would take the header.
+    """
+    # Large elements first: then all are aligned, as the format wants it.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header = _header(tensors, names, {"format": "pt", **(metadata or {})})
+    if len(header) > MAX_HEADER:
+        raise ValueError(f"the names of {len(names):,} tensors take more than {MAX_HEADER:,} bytes")
+    yield memoryview(len(header).to_bytes(8, "little") + header)
+    for name in names:
+        flat = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+        if flat.numel():
+            yield flat.view(torch.uint8).numpy().data
+
+
+def _header(tensors: Mapping[str, Tensor], names: list[str], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": metadata}
+    start = 0
+    for name in names:
+        tensor = tensors[name]
+        end = start + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def parse_tensors(content: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        ValueError: It is not a safetensors file.
+    """
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or length > min(MAX_HEADER, len(content) - 8):
+        raise ValueError("it is not a safetensors file: its header is longer than it may be")
+    try:
+        return load(content)
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"it is not a safetensors file that can be read ({error})") from error

@@ -1,16 +1,25 @@
-"""Checking a checkpoint's files before anything in them is believed."""
+"""The manifest of a checkpoint, and the checks of its files before anything in them is believed.
+
+The manifest says what belongs to the checkpoint, with the size and SHA-256 of every file. It is written last,
+so that a folder with a valid manifest is complete. It carries a digest of itself, and a reader takes it only
+in the one form that `Manifest.dump` gives it: nobody can alter a byte of it unnoticed.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import stat
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from topkast.train import manifest
-from topkast.train.manifest import Manifest
-
+# Raised when a key changes its meaning or goes.
+FORMAT = 1
+NAME = "manifest.json"
+MAX_SIZE = 1 << 16
 TENSORS, STATE = "tensors.safetensors", "state.json"
 _FILES = {TENSORS, STATE}
 
@@ -19,25 +28,79 @@ class CheckpointError(ValueError):
     """A checkpoint is damaged, incomplete, or not one. The message begins with the file."""
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of.
+
+    Attributes:
+        step: Steps taken.
+        score: How good the run was then, larger is better, or None.
+        files: Name → {"size": bytes, "sha256": digest}.
+    """
+
+    step: int
+    score: float | None
+    files: dict[str, dict[str, Any]]
+
+    def dump(self) -> bytes:
+        """The file."""
+        content = {"format": FORMAT, **asdict(self)}
+        return _dump({**content, "digest": hashlib.sha256(_dump(content)).hexdigest()})
+
+
+def parse(content: bytes) -> Manifest:
+    """The manifest that `dump` gave.
+
+    Raises:
+        ValueError: It is not one, of another format, or altered.
+    """
+    try:
+        fields = json.loads(content)
+        version = fields["format"]
+        manifest = Manifest(fields["step"], fields["score"], fields["files"])
+        is_sound = _is_plausible(manifest) and (version != FORMAT or manifest.dump() == content)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        version, manifest, is_sound = None, None, False
+    if manifest is None or not is_sound:
+        raise ValueError("it is not a manifest, or it was altered")
+    if version != FORMAT:
+        raise ValueError(f"it has format {version}, this version of topkast reads {FORMAT}")
+    return manifest
+
+
+def _is_plausible(manifest: Manifest) -> bool:
+    score = manifest.score
+    has_score = score is None or (type(score) is float and math.isfinite(score))
+    return (
+        has_score
+        and type(manifest.step) is int
+        and all(type(file["size"]) is int and type(file["sha256"]) is str for file in manifest.files.values())
+    )
+
+
+def _dump(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+
+
 def read_manifest(folder: Path, step: int) -> Manifest:
     """The manifest of a checkpoint, which is checked, and that its files are there and no others.
 
     Raises:
         CheckpointError: Something is wrong; the file is named.
     """
-    path = folder / manifest.NAME
+    path = folder / NAME
     try:
         names = set(os.listdir(folder))
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read ({error.strerror})") from error
-    if manifest.NAME not in names:
+    if NAME not in names:
         raise CheckpointError(f"{path} is missing: the checkpoint is incomplete")
     size = _size(path)
-    if size > manifest.MAX_SIZE:
-        raise CheckpointError(f"{path} has {size:,} bytes, more than the {manifest.MAX_SIZE:,} it may have")
+    if size > MAX_SIZE:
+        raise CheckpointError(f"{path} has {size:,} bytes, more than the {MAX_SIZE:,} it may have")
     text = _read(path)
     try:
-        content = manifest.parse(text)
+        content = parse(text)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     if content.step != step:
@@ -46,7 +109,7 @@ def read_manifest(folder: Path, step: int) -> Manifest:
         raise CheckpointError(f"{path} must list {' and '.join(sorted(_FILES))}, and nothing else")
     for name in sorted(_FILES - names):
         raise CheckpointError(f"{folder / name} is missing")
-    for name in sorted(names - _FILES - {manifest.NAME}):
+    for name in sorted(names - _FILES - {NAME}):
         raise CheckpointError(f"{folder / name} does not belong to the checkpoint")
     return content
 
@@ -76,7 +139,7 @@ def read_checked(path: Path, file: dict[str, Any]) -> bytes:
     content = _read(path)
     _check_size(path, len(content), file["size"])
     if hashlib.sha256(content).hexdigest() != file["sha256"]:
-        raise CheckpointError(f"{path} was altered: its SHA-256 is not the one in {manifest.NAME}")
+        raise CheckpointError(f"{path} was altered: its SHA-256 is not the one in {NAME}")
     return content
 
 
@@ -92,7 +155,7 @@ def _size(path: Path) -> int:
 
 def _check_size(path: Path, found: int, expected: int) -> None:
     if found != expected:
-        raise CheckpointError(f"{path} has {found:,} bytes, {manifest.NAME} says {expected:,}")
+        raise CheckpointError(f"{path} has {found:,} bytes, {NAME} says {expected:,}")
 
 
 def _read(path: Path) -> bytes:

@@ -1,0 +1,1 @@
+"""What is kept on disk: whole files, state as tensors and JSON, checkpoints, snapshots of a run."""
