@@ -7,7 +7,9 @@ what follows the loading is compared with a tolerance; on the machine that wrote
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import topkast
@@ -89,6 +92,25 @@ def _assert_close(new: Any, old: Any) -> None:
         assert new == pytest.approx(old, rel=1e-4, abs=1e-7)
     else:
         assert new == old
+
+
+def test_the_page_on_the_format_describes_the_files() -> None:
+    """Its manifest is the one kept here, and what it says of digests holds."""
+    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    folder = OLD / "run" / "checkpoints" / "step-00000006"
+    text = (folder / "manifest.json").read_text()
+    assert text in page
+    manifest = json.loads(text)
+    digest = manifest.pop("digest")
+    assert hashlib.sha256((json.dumps(manifest, indent=1) + "\n").encode()).hexdigest() == digest
+    for name, entry in manifest["files"].items():
+        content = (folder / name).read_bytes()
+        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    tensors = load_file(folder / "tensors.safetensors")
+    skeleton = json.loads((folder / "state.json").read_text())
+    assert [key for key, _ in skeleton["dict"]] == ["step", "parts", "generators", "rng", "kept"]
+    assert all(name in page for name in os.listdir(OLD / "run"))
+    assert "snapshot/parts/model/state/head.bias" in tensors
 
 
 def test_a_compressed_network_is_read() -> None:
