@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from store.raw_record import read_lines
 from topkast.cli.main import main
 from topkast.data.batches import Share
 from topkast.store import checkpoint
 from topkast.train import job
 from topkast.train.display import Quiet
-from topkast.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,7 +78,7 @@ def once(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 
 
 def progress(run: Path) -> list[dict[str, Any]]:
-    lines = [line for line in read_metrics(run / "metrics.jsonl") if line["event"] == "progress"]
+    lines = [line for line in read_lines(run / "metrics.jsonl") if line["event"] == "progress"]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
@@ -120,7 +120,7 @@ def test_interrupted_it_goes_on_alone_to_the_end_of_one_process(text_file: Path,
         said = process.communicate(timeout=240)[0]
     assert process.returncode == 1, said  # torchrun's own, for workers that end with 143
     assert "exitcode  : 143" in said, said
-    last = read_metrics(run / "metrics.jsonl")[-1]
+    last = read_lines(run / "metrics.jsonl")[-1]
     assert last["stopped"] == "SIGTERM came"
     assert 4 < last["step"] < 24
     assert checkpoint.latest(run).snapshot is not None
@@ -147,7 +147,7 @@ def test_killed_it_is_restarted_and_ends_as_if_it_never_was(text_file: Path, tmp
         assert undisturbed.returncode == 0, said
     assert progress(killed) == progress(whole)
     references = [
-        [(e["run"], e["quality"]) for e in read_metrics(run / "metrics.jsonl") if e["event"] == "reference"]
+        [(e["run"], e["quality"]) for e in read_lines(run / "metrics.jsonl") if e["event"] == "reference"]
         for run in (killed, whole)
     ]
     assert references[0] == references[1] != []

@@ -14,10 +14,10 @@ from topkast.report import read_run, write_report
 from topkast.report.costs import memory_figure
 from topkast.report.drawings import svg_element
 from topkast.report.page import notes
-from topkast.report.runs import is_dense
 from topkast.report.sections import every_drawing, of_one
 from topkast.report.style import DENSE, LINES, label, looks
 from topkast.report.summary import is_finished, sentence, state, tiles
+from topkast.store.run import is_dense
 
 OF_ONE = {
     *(f"{what}_by_{axis}" for what in ("loss", "quality") for axis in ("step", "flops", "time")),
@@ -116,11 +116,11 @@ def test_a_killed_run_says_so_and_how_to_go_on(tmp_path: Path) -> None:
     assert "topkast train --resume" in page.words
 
 
-def test_a_stopped_and_a_resumed_run_say_so(tmp_path: Path) -> None:
-    events = [made.start(), made.progress(50), {"event": "resume", "step": 40}, made.progress(50)]
-    run = read_run(made.write(tmp_path / "run", [*events, made.end(step=50, stopped="SIGINT")]))
+def test_a_stopped_run_says_so(tmp_path: Path) -> None:
+    events = [made.start(), made.progress(50), made.end(step=50, stopped="SIGINT")]
+    run = read_run(made.write(tmp_path / "run", events))
     assert state(run) == "It was stopped after 50 of 400 steps: SIGINT."
-    assert notes(run) == ["The run was continued from step 40; what it did again is counted once."]
+    assert notes(run) == []
     assert not is_finished(run)
 
 

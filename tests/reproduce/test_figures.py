@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from topkast.report.runs import LayerPoint, Point, Run
 from topkast.reproduce import figures
 from topkast.reproduce.catalogue import EXPERIMENTS
 from topkast.reproduce.experiment import Experiment, Findings, Row
 from topkast.reproduce.outcome import Outcome
 from topkast.reproduce.scales import TINY
+from topkast.store.run import LayerPoint, Progress, Run
 
 
 def outcome(row: Row, quality: float) -> Outcome:
-    run = Run(Path(), row.label, "images", "accuracy, %", True, steps=10)
+    run = Run(row.label, "images", "accuracy, %", True, steps=10)
     run.flops_per_step = {"sparse": 0.5, "dense": 1.0}
     layers = {"0": LayerPoint(0.1, 0.2, 0.1, 1.0, 0.5, 10, 20)}
-    run.points = [Point(step, 1.0, 1.0, quality, 0.5 * step, layers) for step in (5, 10)]
+    run.points = [Progress(step, 1.0, 1.0, quality, 0.5 * step, layers) for step in (5, 10)]
     masks = [{"from": 0, "to": 5, "layers": {"0": 0.2}}, {"from": 5, "to": 10, "layers": {"0": 0.1}}]
     results = {seed: {"quality": quality + seed, "masks": masks} for seed in range(2)}
     return Outcome(row.label, row.recipe, dict.fromkeys(results, run), results)

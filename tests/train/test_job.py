@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
+from store.raw_record import read_lines
 from store.test_checkpoint import forge_file
 from topkast.store import checkpoint
+from topkast.store.record import read_run
 from topkast.train import job, session, trained
 from topkast.train.config import Config, read_config
 from topkast.train.display import Quiet
-from topkast.train.metrics import read_metrics
 from topkast.train.session import Stopped
 from topkast.train.trainer import Trainer
 
@@ -50,7 +51,7 @@ def small(path: Path, **values: dict[str, Any]) -> Config:
 
 def record(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run without what two runs never share: times and memory."""
-    lines = read_metrics(folder / "metrics.jsonl")
+    lines = read_lines(folder / "metrics.jsonl")
 
     def timeless(value: Any) -> Any:
         if isinstance(value, dict):
@@ -72,11 +73,8 @@ def test_a_job_leaves_its_record_configuration_and_checkpoints(text_file: Path, 
     lines = record(out)
     assert [line["event"] for line in lines] == ["start", *["progress"] * 5, "end", "reference", "reference"]
     assert lines[0]["run"] == "Top-KAST 90/80 %"
-    assert [row["name"] for row in job.summary(out)] == [
-        "Top-KAST 90/80 %",
-        "fixed random mask 90 %",
-        "dense",
-    ]
+    run = read_run(out)
+    assert [run.name, *run.references] == ["Top-KAST 90/80 %", "fixed random mask 90 %", "dense"]
     assert lines[-1]["parameters"] > 5 * lines[0]["parameters"]["used"] / 2
     again = tmp_path / "again"
     job.start(read_config(out / "config.toml"), again, Quiet())
@@ -310,7 +308,9 @@ def test_a_run_out_of_time_says_so_and_goes_on_as_if_nothing_had_happened(
     lines = record(tmp_path / "run")
     assert [line["event"] for line in lines] == ["start", "progress", "end"]
     assert (lines[-1]["stopped"], lines[-1]["step"]) == ("its time was over", 1)
-    assert job.summary(tmp_path / "run")[0]["bytes"] > 0
+    held = read_run(tmp_path / "run").bytes
+    assert held is not None
+    assert held.sparse > 0
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace("minutes = 0.0", "minutes = 100.0"))
     assert job.resume(tmp_path / "run", Quiet()).is_finished

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from store.raw_record import read_lines
 from topkast.store import checkpoint, snapshot
 from topkast.store.checkpoint import Retention
 from topkast.train.folder import RunFolder
-from topkast.train.metrics import read_metrics
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:This process")]
 SIZE = 30_000
@@ -108,7 +108,7 @@ def test_killed_again_and_again_a_run_ends_as_if_it_never_was(tmp_path: Path) ->
     go_on(whole, last, devnull)
     os.close(devnull)
     assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    assert len(read_metrics(killed / "metrics.jsonl")) == last
+    assert len(read_lines(killed / "metrics.jsonl")) == last
     mine, theirs = (checkpoint.latest(run).snapshot for run in (killed, whole))
     assert mine is not None
     assert theirs is not None

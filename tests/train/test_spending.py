@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from store.raw_record import read_lines
 from topkast.train import job
 from topkast.train.config import Config
 from topkast.train.display import Quiet
-from topkast.train.metrics import read_metrics
 from topkast.train.resolve import resolve
 from topkast.train.tasks import make_task
 from topkast.train.trainer import Trainer
@@ -45,7 +45,7 @@ def test_a_run_records_what_the_accounting_of_the_whole_run_says(
 ) -> None:
     chosen = config(**method)
     job.start(chosen, tmp_path / "run", Quiet())
-    recorded = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if line["event"] == "progress"][
+    recorded = [line for line in read_lines(tmp_path / "run/metrics.jsonl") if line["event"] == "progress"][
         -1
     ]
     task = make_task(chosen)
@@ -62,5 +62,5 @@ def test_rigl_pays_for_its_dense_gradients(tmp_path: Path) -> None:
         job.start(
             config(method=name, **({"refresh_every": 3} if name == "rigl" else {})), tmp_path / name, Quiet()
         )
-        spent[name] = read_metrics(tmp_path / name / "metrics.jsonl")[-2]["flops"]
+        spent[name] = read_lines(tmp_path / name / "metrics.jsonl")[-2]["flops"]
     assert spent["rigl"] > 1.05 * spent["static"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from store.raw_record import read_lines
 from topkast.cli.main import main
 from topkast.data.segments import evaluation_segments
 from topkast.models import PRESETS
@@ -18,7 +19,6 @@ from topkast.train.config import Config
 from topkast.train.display import Quiet
 from topkast.train.generate import generate
 from topkast.train.image_task import ImageTask
-from topkast.train.metrics import read_metrics
 from topkast.train.photo_task import PhotoTask
 from topkast.train.preset import preset_values
 from topkast.train.recurrent_task import RecurrentTask
@@ -51,7 +51,7 @@ def recurrent(path: Path, **train: Any) -> Config:
 
 
 def qualities(run: Path) -> list[tuple[int, float, float]]:
-    lines = read_metrics(run / "metrics.jsonl")
+    lines = read_lines(run / "metrics.jsonl")
     return [(line["step"], line["loss"], line["quality"]) for line in lines if line["event"] == "progress"]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from store.raw_record import read_lines
 from topkast.cli.main import main
 from topkast.convert import read_compressed
 from topkast.models.network import Network
@@ -60,7 +61,7 @@ def test_the_last_and_the_best_and_a_named_checkpoint(text_run: Path) -> None:
     assert (last.step, last.model.training) == (12, False)
     qualities = {
         line["step"]: line["quality"]
-        for line in job.read_metrics(text_run / "metrics.jsonl")
+        for line in read_lines(text_run / "metrics.jsonl")
         if line["event"] == "progress"
     }
     best = trained.load(text_run, "best")

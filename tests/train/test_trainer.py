@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from topkast.methods.named import METHODS
+from topkast.store.record import as_json
 from topkast.train import events
 from topkast.train.config import Config
 from topkast.train.display import Lines, mean_of
@@ -52,7 +53,7 @@ def test_every_method_trains_and_tells(method: str, text_file: Path) -> None:
         events.progress(trainer, loss=losses[-1], quality=trainer.quality(), seconds=1.0, flops=flops.total)
     )
     lines.append(events.end(trainer, seconds_per_step=0.1, bytes_held=events.held(trainer), stopped=None))
-    again = json.loads(json.dumps(lines, allow_nan=False))
+    again = json.loads(json.dumps([as_json(line) for line in lines]))
     assert again[0]["parameters"]["used"] <= again[0]["parameters"]["dense"]
     assert (method == "dense") == (not again[1]["layers"])
     assert again[2]["bytes"]["sparse"] > 0

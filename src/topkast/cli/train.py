@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from topkast.bench.plot import load_matplotlib
 from topkast.cli.options import add_options, add_preset, configuration, given
 from topkast.core.ranks import Ranks
-from topkast.report import read_run, write_report
+from topkast.report import write_report
+from topkast.store.record import read_run
+from topkast.store.run import Run
 from topkast.train import job, workers
 from topkast.train.config import TASKS, Config
 from topkast.train.display import Silent, make_display
@@ -68,8 +71,9 @@ def _train(options: argparse.Namespace, ranks: Ranks | None) -> Outcome:
 def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
     """What came of it."""
     if outcome.exit_code == 0 and not options.no_report:  # to its end, or to that of its time
-        print(_summary(outcome.folder))
-        print(_report(outcome.folder))
+        record = read_run(outcome.folder)
+        print(_summary(record))
+        print(_report(record))
     if not outcome.is_finished:
         print(f"stopped, with a checkpoint; go on with: topkast train --resume {outcome.folder}")
     return outcome.exit_code
@@ -84,28 +88,30 @@ def _free_folder(config: Config) -> Path:
     return path
 
 
-def _summary(folder: Path) -> str:
-    rows = job.summary(folder)
-    first = next(line for line in job.read_metrics(folder / job.METRICS) if line["event"] == "start")
-    name = first["quality_name"]
+def _summary(run: Run) -> str:
+    """Network and references, a row each."""
+    held = math.nan if run.bytes is None else run.bytes.sparse
+    rows = [(run.name, run.last.quality, run.parameters["used"], run.seconds_per_step, held)]
+    rows += [
+        (other.name, other.quality, other.parameters, other.seconds_per_step, other.bytes)
+        for other in run.references.values()
+    ]
+    name = run.quality_name
     lines = ["", f"{'':22}  {name:>13}  {'parameters':>12}  {'ms per step':>11}  {'MB':>7}"]
-    for row in rows:
-        size = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.2f}"
-        quality = "not finite" if row["quality"] is None else f"{row['quality']:.3f}"
-        lines.append(
-            f"{row['name']:22}  {quality:>13}  {row['parameters']:12,}  "
-            f"{1000 * row['seconds_per_step']:11.1f}  {size:>7}"
-        )
-    better = "higher" if first["higher_is_better"] else "lower"
+    for label, quality, parameters, seconds, num_bytes in rows:
+        size = "" if math.isnan(num_bytes) else f"{num_bytes / 1e6:.2f}"
+        shown = "not finite" if math.isnan(quality) else f"{quality:.3f}"
+        lines.append(f"{label:22}  {shown:>13}  {parameters:12,.0f}  {1000 * seconds:11.1f}  {size:>7}")
+    better = "higher" if run.higher_is_better else "lower"
     note = f"({name} on held-out data, {better} is better; parameters in use; MB of all that is trained)"
     lines += textwrap.wrap(note, 80)
     return "\n".join(lines)
 
 
-def _report(folder: Path) -> str:
+def _report(run: Run) -> str:
     """Makes the page, where figures can be drawn."""
     try:
         load_matplotlib()
     except ImportError as error:
-        return f"no report: {error}; then `topkast report {folder}` makes it"
-    return f"report: {write_report(read_run(folder))}"
+        return f"no report: {error}; then `topkast report {run.folder}` makes it"
+    return f"report: {write_report(run)}"

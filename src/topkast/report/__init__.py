@@ -2,7 +2,7 @@
 
 from topkast.report.comparison import write_comparison
 from topkast.report.page import write_report
-from topkast.report.reading import read_run
-from topkast.report.runs import Run
+from topkast.store.record import read_run
+from topkast.store.run import Run
 
 __all__ = ["Run", "read_run", "write_comparison", "write_report"]

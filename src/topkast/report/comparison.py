@@ -13,7 +13,6 @@ from topkast.report.costs import final_figure
 from topkast.report.drawings import Drawing, save
 from topkast.report.groups import Group, group
 from topkast.report.page import check_target, notes, render
-from topkast.report.runs import Point, Reference, Run
 from topkast.report.sections import Section, every_drawing, qualities
 from topkast.report.summary import state
 from topkast.report.words import (
@@ -28,6 +27,7 @@ from topkast.report.words import (
     quality,
     size,
 )
+from topkast.store.run import Progress, Reference, Run
 
 _SHARED = ("parameters in use", "FLOPs per step", "bytes")
 _AFTER = ("steps", *(f"{name} (of dense)" for name in _SHARED), "time per step", "peak of the process")
@@ -39,7 +39,7 @@ class Contender:
 
     quality: float
     seeds: Sequence[float]
-    points: Sequence[Point]
+    points: Sequence[Progress]
     row: tuple[str, ...]
 
 

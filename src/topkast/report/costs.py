@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topkast.report.runs import PARTS, Bytes, Run
 from topkast.report.style import (
     BLACK,
     BLUE,
@@ -23,6 +22,7 @@ from topkast.report.style import (
     say_empty,
     styled,
 )
+from topkast.store.run import PARTS, Bytes, Run
 
 _COLORS = dict(zip(PARTS, (BLUE, SKY, ORANGE, GREEN, PURPLE, RED, BLACK), strict=True))
 _LABELS = {

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from topkast.bench.plot import load_matplotlib
-from topkast.report.runs import Point, Run
 from topkast.report.style import draw_line, finite, label, legend, looks, new_figure, say_empty, styled
+from topkast.store.run import Progress, Run
 
 _WIDE = 20
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
-Curves = Mapping[str, Sequence[Point]]
+Curves = Mapping[str, Sequence[Progress]]
 """Name → points; the first is the one that stands out."""
 
 
@@ -25,7 +25,7 @@ class Axis:
     Attributes:
         name: "step", "flops" or "time".
         title: In a caption: "by step".
-        field: Of `Point`.
+        field: Of `Progress`.
     """
 
     name: str
@@ -50,7 +50,7 @@ AXES = (
 )
 
 
-def of_run(run: Run) -> dict[str, Sequence[Point]]:
+def of_run(run: Run) -> dict[str, Sequence[Progress]]:
     """The run's own curve first, then its references'."""
     others = {_distinct(r.name, run.name): r.points for r in run.references.values() if r.points}
     return {run.name: run.points, **others}

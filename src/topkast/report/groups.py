@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from topkast.report.runs import Point, Run
+from topkast.store.run import Progress, Run
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Group:
         return statistics.stdev(self.qualities) if len(self.qualities) > 1 else math.nan
 
     @property
-    def points(self) -> list[Point]:
+    def points(self) -> list[Progress]:
         """The mean curve, at those steps that all seeds have."""
         if len(self.runs) == 1:
             return self.first.points
@@ -81,8 +81,8 @@ def _without_seed(run: Run) -> str:
     )
 
 
-def _mean(points: Sequence[Point]) -> Point:
+def _mean(points: Sequence[Progress]) -> Progress:
     def mean(field: str) -> float:
         return statistics.fmean(getattr(point, field) for point in points)
 
-    return Point(points[0].step, mean("seconds"), mean("loss"), mean("quality"), mean("flops"))
+    return Progress(points[0].step, mean("seconds"), mean("loss"), mean("quality"), mean("flops"))

@@ -13,10 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from topkast.report.drawings import save
-from topkast.report.runs import Run
 from topkast.report.sections import every_drawing, of_one
 from topkast.report.summary import LAYER_HEADER, is_finished, layer_rows, sentence, state, tiles
 from topkast.store.files import replace
+from topkast.store.run import Run
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -54,7 +54,7 @@ def write_report(run: Run, out: Path | None = None) -> Path:
     content = {
         "title": f"{run.name}: {run.task}",
         "sentence": sentence(run),
-        "data": run.data,
+        "data": run.title,
         "state": state(run),
         "notes": notes(run),
         "tiles": tiles(run),
@@ -91,9 +91,6 @@ def render(template: str, content: dict[str, Any], out: Path) -> Path:
 def notes(run: Run) -> list[str]:
     """What a reader must know of the record."""
     found = list(run.notes)
-    if run.resumed:
-        steps = ", ".join(f"{step:,}" for step in run.resumed)
-        found.append(f"The run was continued from step {steps}; what it did again is counted once.")
     bad = [point.step for point in run.points if not _is_finite(point.quality) or not _is_finite(point.loss)]
     if bad:
         what = "a loss or held-out quality that is not finite, left out of the figures"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from topkast.report import costs, masks
 from topkast.report.curves import AXES, Curves, loss_figure, of_run, quality_figure
 from topkast.report.drawings import Drawing
-from topkast.report.runs import Run
 from topkast.report.words import bare
+from topkast.store.run import Run
 
 
 @dataclass(frozen=True)

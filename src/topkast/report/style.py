@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from topkast.bench.plot import load_matplotlib
-from topkast.report.runs import is_dense
+from topkast.store.run import is_dense
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; lines differ in their dashes as well.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"

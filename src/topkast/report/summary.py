@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from topkast.report.runs import Reference, Run
 from topkast.report.words import (
     MISSING,
     bare,
@@ -20,6 +19,7 @@ from topkast.report.words import (
     size,
     times,
 )
+from topkast.store.run import Reference, Run
 from topkast.text import shape_text
 
 

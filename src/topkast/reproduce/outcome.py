@@ -12,10 +12,10 @@ from typing import Any
 
 from topkast.core.sets import Counts
 from topkast.report import read_run
-from topkast.report.runs import Run
 from topkast.reproduce.cache import Place, place
 from topkast.reproduce.recipe import Recipe
 from topkast.reproduce.scales import Scale
+from topkast.store.run import Run
 from topkast.train.config import read_run_config
 from topkast.train.resolve import make_method
 from topkast.train.trained import CONFIG

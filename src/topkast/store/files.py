@@ -1,17 +1,19 @@
-"""Files on the disk: written whole or not at all, by one writer, with some patience when a disk fails."""
+"""Files on the disk: written whole or by whole lines, by one writer, with patience when a disk fails."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 T = TypeVar("T")
 # Whatever begins so was being written, or being removed, when a run was killed.
@@ -110,6 +112,101 @@ def remove_temporary(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+class JsonLines:
+    """A file of JSON objects, one a line, to which whole lines are appended.
+
+    Args:
+        path: The file; made if it is not there. A last line that a killed run left half-written is removed.
+        patience: With a disk that fails.
+    """
+
+    def __init__(self, path: Path, *, patience: Patience | None = None) -> None:
+        self._path = path
+        self._patience = patience or Patience()
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._length = self._whole_lines()
+            os.ftruncate(self._descriptor, self._length)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    @property
+    def length(self) -> int:
+        """Bytes written."""
+        return self._length
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a line. Numbers that are not finite become null: JSON has none.
+
+        Raises:
+            TypeError: The record has something that is not plain data.
+            OSError: The disk is full or failing; the lines before are as they were.
+        """
+        line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        retried(lambda: self._write(line), self._patience)
+
+    def sync(self) -> int:
+        """Makes all lines last, and gives their length: what a checkpoint of now has to keep for `cut`."""
+        retried(lambda: os.fsync(self._descriptor), self._patience)
+        return self._length
+
+    def cut(self, length: int) -> None:
+        """Goes back to the length at a checkpoint: what came later will come again.
+
+        Raises:
+            ValueError: The file is not one that had this length.
+        """
+        is_end = length == 0 or (
+            0 < length <= self._length and os.pread(self._descriptor, 1, length - 1) == b"\n"
+        )
+        if not is_end:
+            raise ValueError(
+                f"{self._path} has {self._length:,} bytes, but the checkpoint was taken at the end of a line "
+                f"at {length:,}: the file was altered. Put it back, or resume from an earlier checkpoint"
+            )
+        os.ftruncate(self._descriptor, length)
+        self._length = length
+
+    def close(self) -> None:
+        """Syncs and closes; may be called again."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _write(self, line: bytes) -> None:
+        written = 0
+        try:
+            while written < len(line):
+                written += os.pwrite(self._descriptor, line[written:], self._length + written)
+        except OSError:
+            os.ftruncate(self._descriptor, self._length)
+            raise
+        self._length += len(line)
+
+    def _whole_lines(self) -> int:
+        """Where the last line ends, looked for from the end."""
+        end = os.fstat(self._descriptor).st_size
+        while end > 0:
+            start = max(0, end - 65536)
+            newline = os.pread(self._descriptor, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+        return 0
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class Lock:

@@ -22,11 +22,12 @@ from pathlib import Path
 from topkast.core.distribution import nearest
 from topkast.methods.named import METHODS
 from topkast.store.files import replace
+from topkast.store.record import NAME as METRICS
+from topkast.store.record import read_events
+from topkast.store.run import End
 from topkast.train.config import Config
 from topkast.train.folder import MARKER as RUN_MARKER
 from topkast.train.interrupt import Interrupt
-from topkast.train.metrics import NAME as METRICS
-from topkast.train.metrics import read_metrics
 from topkast.train.resolve import make_method, resolve
 from topkast.train.session import Stopped
 from topkast.train.tasks import make_task
@@ -142,7 +143,7 @@ def is_finished(run: Path) -> bool:
     """Whether a run has ended by itself."""
     if not (run / METRICS).is_file():
         return False
-    return any(line["event"] == "end" and line["stopped"] is None for line in read_metrics(run / METRICS))
+    return any(isinstance(event, End) and event.stopped is None for event in read_events(run / METRICS))
 
 
 def go(out: Path, *, quiet: bool = False) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from topkast.kernels.machine import peak_memory
+from topkast.store.run import Progress, Start
 
 _SHORTEST_BAR = 6
 
@@ -15,13 +16,13 @@ _SHORTEST_BAR = 6
 class Display(Protocol):
     """Told of everything that happens; shows what it likes."""
 
-    def begin(self, name: str, start: dict[str, Any], step: int) -> None:
+    def begin(self, name: str, start: Start, step: int) -> None:
         """A run begins, or goes on from a step."""
 
     def step(self, step: int, loss: float) -> None:
         """A step was taken."""
 
-    def progress(self, event: dict[str, Any]) -> None:
+    def progress(self, event: Progress) -> None:
         """An evaluation was made."""
 
     def note(self, text: str) -> None:
@@ -34,13 +35,13 @@ class Display(Protocol):
 class Quiet:
     """Shows nothing but notes, on standard error."""
 
-    def begin(self, name: str, start: dict[str, Any], step: int) -> None:
+    def begin(self, name: str, start: Start, step: int) -> None:
         pass
 
     def step(self, step: int, loss: float) -> None:
         pass
 
-    def progress(self, event: dict[str, Any]) -> None:
+    def progress(self, event: Progress) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -63,24 +64,22 @@ class Lines(Quiet):
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
 
-    def begin(self, name: str, start: dict[str, Any], step: int) -> None:
-        self._quality = start["quality_name"]
+    def begin(self, name: str, start: Start, step: int) -> None:
+        self._quality = start.quality_name
         again = f", from step {step}" if step else ""
-        self._print(f"\n{name}: {start['steps']:,} steps{again}")
+        self._print(f"\n{name}: {start.steps:,} steps{again}")
         self._print(
             f"{'step':>7}  {'loss':>8}  {self._quality:>13}  {'A changed':>9}  {'C used':>7}  {'ms/step':>8}"
         )
         self._last = (step, 0.0)
 
-    def progress(self, event: dict[str, Any]) -> None:
+    def progress(self, event: Progress) -> None:
         changed, used = mean_of(event, "changed"), mean_of(event, "used")
         step, seconds = self._last
-        ms = 1000 * (event["seconds"] - seconds) / max(1, event["step"] - step)
-        self._last = (event["step"], event["seconds"])
+        ms = 1000 * (event.seconds - seconds) / max(1, event.step - step)
+        self._last = (event.step, event.seconds)
         sets = f"{_percent(changed):>9}  {_percent(used):>7}"
-        self._print(
-            f"{event['step']:>7}  {event['loss']:>8.4f}  {event['quality']:>13.3f}  {sets}  {ms:>8.1f}"
-        )
+        self._print(f"{event.step:>7}  {event.loss:>8.4f}  {event.quality:>13.3f}  {sets}  {ms:>8.1f}")
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -108,14 +107,14 @@ class Live(Lines):
         )
         self._shown = 0.0
 
-    def begin(self, name: str, start: dict[str, Any], step: int) -> None:
+    def begin(self, name: str, start: Start, step: int) -> None:
         super().begin(name, start, step)
-        self._unit, self._units = start["unit"], start["units_per_step"]
-        self._task = self._bar.add_task(name, total=start["steps"], completed=step, state="")
+        self._unit, self._units = start.unit, start.units_per_step
+        self._task = self._bar.add_task(name, total=start.steps, completed=step, state="")
         self._state = {"quality": "", "changed": ""}
         self._started = (time.monotonic(), step)
         # What the counter, the time left, the spaces between and the shortest bar leave.
-        self._room = self._console.width - 2 * len(f"{start['steps']:,}") - len("/ 00:00  ") - _SHORTEST_BAR
+        self._room = self._console.width - 2 * len(f"{start.steps:,}") - len("/ 00:00  ") - _SHORTEST_BAR
         self._bar.start()
 
     def step(self, step: int, loss: float) -> None:
@@ -135,11 +134,11 @@ class Live(Lines):
         text = fitted([part for part in parts if part], self._room)
         self._bar.update(self._task, completed=step, state=text)
 
-    def progress(self, event: dict[str, Any]) -> None:
+    def progress(self, event: Progress) -> None:
         super().progress(event)
         changed = mean_of(event, "changed")
         self._state = {
-            "quality": f"eval {event['quality']:.4g}",
+            "quality": f"eval {event.quality:.4g}",
             "changed": "" if changed is None else f"ΔA {100 * changed:.2g}%",
         }
 
@@ -174,9 +173,9 @@ def fitted(parts: list[str], room: int) -> str:
     return " ".join(parts)
 
 
-def mean_of(event: dict[str, Any], key: str) -> float | None:
+def mean_of(event: Progress, key: str) -> float | None:
     """Over the layers of a progress event; None for a dense network."""
-    numbers = [layer[key] for layer in event["layers"].values()]
+    numbers = [getattr(layer, key) for layer in event.layers.values()]
     return sum(numbers) / len(numbers) if numbers else None
 
 

@@ -1,8 +1,8 @@
-"""What a run writes down: the lines of `metrics.jsonl`, as plain data."""
+"""What a run has to say of itself: the events of its record, measured."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from topkast.cost.accounting import Flops
 from topkast.cost.flops import dense_flops
 from topkast.cost.parameters import layer_stats, parameters
 from topkast.kernels.machine import peak_memory
+from topkast.store.run import Bytes, End, Layer, LayerPoint, Progress, Start
 from topkast.train.trainer import Trainer
 
 
@@ -23,99 +24,87 @@ def count_flops(trainer: Trainer) -> Flops:
     return trainer.sparse.flops(example)
 
 
-def num_parameters(trainer: Trainer) -> dict[str, int]:
+def num_parameters(trainer: Trainer) -> dict[str, float]:
     """In use (A and what is dense), and of the dense network."""
     counted = parameters(trainer.model, {} if trainer.sparse is None else trainer.sparse.weights)
     return {"used": counted.used, "dense": counted.dense}
 
 
-def start(trainer: Trainer, name: str) -> dict[str, Any]:
-    """The first line: what is trained, and what a step costs."""
+def start(trainer: Trainer, name: str) -> Start:
+    """The first event: what is trained, and what a step costs."""
     flops, task = count_flops(trainer), trainer.task
-    return {
-        "event": "start",
-        "run": name,
-        "task": trainer.config.data.task,
-        "title": task.title,
-        "quality_name": task.quality_name,
-        "higher_is_better": task.higher_is_better,
-        "steps": trainer.config.train.steps,
-        "unit": task.unit,
-        "units_per_step": task.units_per_step,
-        "parameters": num_parameters(trainer),
-        "flops_per_step": {"sparse": flops.total, "dense": flops.dense_total},
-        "layers": _layers(trainer, flops),
-    }
+    assert trainer.config.train.steps is not None
+    return Start(
+        name=name,
+        task=trainer.config.data.task,
+        quality_name=task.quality_name,
+        higher_is_better=task.higher_is_better,
+        steps=trainer.config.train.steps,
+        parameters=num_parameters(trainer),
+        flops_per_step={"sparse": flops.total, "dense": flops.dense_total},
+        layers=_layers(trainer, flops),
+        title=task.title,
+        unit=task.unit,
+        units_per_step=task.units_per_step,
+    )
 
 
-def _layers(trainer: Trainer, flops: Flops) -> dict[str, Any]:
+def _layers(trainer: Trainer, flops: Flops) -> dict[str, Layer]:
     if trainer.sparse is None:
         return {}
     costs = {layer.name: layer for layer in flops.layers}
     table = {}
     for name, weight in trainer.sparse.weights.items():
         cost = costs.get(name)
-        table[name] = {
-            "shape": list(weight.shape),
-            "numel": weight.numel(),
-            "forward": weight.counts.forward,
-            "backward": weight.counts.backward,
-            "engine": weight.describe_engine(),
-            "flops": None if cost is None else {"sparse": cost.total, "dense": cost.dense_total},
-        }
+        table[name] = Layer(
+            shape=tuple(weight.shape),
+            numel=weight.numel(),
+            forward=weight.counts.forward,
+            backward=weight.counts.backward,
+            engine=weight.describe_engine(),
+            flops={} if cost is None else {"sparse": cost.total, "dense": cost.dense_total},
+        )
     return table
 
 
-def progress(
-    trainer: Trainer, *, loss: float, quality: float, seconds: float, flops: float
-) -> dict[str, Any]:
-    """A line in the middle: how far it is and how the sets moved."""
+def progress(trainer: Trainer, *, loss: float, quality: float, seconds: float, flops: float) -> Progress:
+    """An event in the middle: how far it is and how the sets moved."""
     weights = {} if trainer.sparse is None else trainer.sparse.weights
-    return {
-        "event": "progress",
-        "step": trainer.step,
-        "seconds": seconds,
-        "loss": loss,
-        "quality": quality,
-        "flops": flops,
-        "lr": float(trainer.optimizer.param_groups[0]["lr"]),
-        "layers": {name: _moved(weight) for name, weight in weights.items()},
-    }
+    return Progress(
+        step=trainer.step,
+        seconds=seconds,
+        loss=loss,
+        quality=quality,
+        flops=flops,
+        layers={name: _moved(weight) for name, weight in weights.items()},
+        lr=float(trainer.optimizer.param_groups[0]["lr"]),
+    )
 
 
-def _moved(weight: SparseWeight) -> dict[str, Any]:
+def _moved(weight: SparseWeight) -> LayerPoint:
     stats = layer_stats(weight)
     values = weight.values.detach().abs()
-    return {
-        "changed": stats.changed,
-        "used": stats.reservoir_used,
-        "activated": stats.reservoir_activated,
-        "mean_a": _mean(values[weight.active]),
-        "mean_explored": _mean(values[~weight.active]),
-        "forward": stats.forward,
-        "backward": stats.backward,
-    }
+    return LayerPoint(
+        changed=stats.changed,
+        used=stats.reservoir_used,
+        activated=stats.reservoir_activated,
+        mean_a=_mean(values[weight.active]),
+        mean_explored=_mean(values[~weight.active]),
+        forward=stats.forward,
+        backward=stats.backward,
+    )
 
 
-def _mean(values: Tensor) -> float | None:
-    return float(values.mean()) if values.numel() else None
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if values.numel() else math.nan
 
 
-def end(
-    trainer: Trainer, *, seconds_per_step: float, bytes_held: dict[str, Any], stopped: str | None
-) -> dict[str, Any]:
-    """The last line. `stopped` says why it ended before its last step."""
-    return {
-        "event": "end",
-        "step": trainer.step,
-        "seconds_per_step": seconds_per_step,
-        "bytes": bytes_held,
-        "peak_rss": peak_memory(),
-        "stopped": stopped,
-    }
+def end(trainer: Trainer, *, seconds_per_step: float, bytes_held: Bytes | None, stopped: str | None) -> End:
+    """The last event. `stopped` says why it ended before its last step."""
+    return End(trainer.step, seconds_per_step, bytes_held, peak_memory(), stopped)
 
 
-def held(trainer: Trainer) -> dict[str, Any]:
+def held(trainer: Trainer) -> Bytes:
     """Bytes by layer and part, counted where gradients and Plans exist: after one more backward pass.
 
     The pass is undone: generators and gradients are as they were.
@@ -126,9 +115,9 @@ def held(trainer: Trainer) -> dict[str, Any]:
     trainer.batches.set_state(batches)
     try:
         if trainer.sparse is None:
-            return {"layers": {}, "sparse": _dense_bytes(trainer), "dense": _dense_bytes(trainer)}
+            return Bytes({}, _dense_bytes(trainer), _dense_bytes(trainer))
         memory = trainer.sparse.memory()
-        return {"layers": memory.layers, "sparse": memory.sparse, "dense": memory.dense}
+        return Bytes(memory.layers, memory.sparse, memory.dense)
     finally:
         trainer.optimizer.zero_grad()
 

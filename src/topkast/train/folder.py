@@ -18,10 +18,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from topkast.store.files import LOCK, TEMPORARY, Lock, is_lock_file, remove_temporary, replace, sync_folder
-from topkast.train import metrics
+from topkast.store.files import (
+    LOCK,
+    TEMPORARY,
+    JsonLines,
+    Lock,
+    is_lock_file,
+    remove_temporary,
+    replace,
+    sync_folder,
+)
+from topkast.store.record import NAME as METRICS
 from topkast.train.environment import environment
-from topkast.train.metrics import Metrics
 
 # Raised when a file changes its meaning or goes.
 FORMAT = 1
@@ -38,7 +46,7 @@ class RunFolder:
         metrics: Its record.
     """
 
-    def __init__(self, path: Path, held: Lock, record: Metrics) -> None:
+    def __init__(self, path: Path, held: Lock, record: JsonLines) -> None:
         self.path = path
         self.metrics = record
         self._lock = held
@@ -70,7 +78,7 @@ class RunFolder:
         try:
             _check_free(path, names)  # another process may have been faster
             remove_temporary(path)
-            folder = cls(path, held, Metrics(path / metrics.NAME))
+            folder = cls(path, held, JsonLines(path / METRICS))
             for name, text in {ENVIRONMENT: _dump(environment()), **files}.items():
                 folder.write_text(name, text)
             folder.write_text(MARKER, _dump({"format": FORMAT, "kind": _KIND}))
@@ -91,7 +99,7 @@ class RunFolder:
         held = Lock(path)
         try:
             remove_temporary(path)
-            return cls(path, held, Metrics(path / metrics.NAME))
+            return cls(path, held, JsonLines(path / METRICS))
         except BaseException:
             held.release()
             raise
@@ -163,7 +171,7 @@ def _check_free(path: Path, names: set[str]) -> None:
     found = {p.name for p in path.iterdir() if not p.name.startswith(TEMPORARY)}
     if MARKER in found:
         raise FileExistsError(f"{path} holds a run already; resume it, or choose another folder")
-    is_interrupted = found <= {LOCK, metrics.NAME, *names} and is_lock_file(path / LOCK)
+    is_interrupted = found <= {LOCK, METRICS, *names} and is_lock_file(path / LOCK)
     if found and not is_interrupted:
         raise FileExistsError(
             f"{path} is not empty and not a run folder ({sorted(found)[0]!r} is in it); choose another folder"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,8 +22,6 @@ from topkast.train.display import Display
 from topkast.train.environment import differences, environment
 from topkast.train.folder import RunFolder
 from topkast.train.interrupt import Interrupt
-from topkast.train.metrics import NAME as METRICS
-from topkast.train.metrics import read_metrics
 from topkast.train.resolve import make_method, resolve
 from topkast.train.session import Session
 from topkast.train.task import Task
@@ -159,7 +156,7 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
             if not beside.run(interrupt, deadline):
                 return Outcome(path, False, interrupt.exit_code)
             if session.folder is not None:
-                session.folder.metrics.append(beside.as_reference())
+                session.record(beside.as_reference())
             session.tally.references.append(name)
             session.save()
     return Outcome(path, True, 0)
@@ -199,28 +196,3 @@ def _name(trainer: Trainer) -> str:
     if isinstance(method, TopKAST) and method.exploration == "random":
         words.append("(random)")
     return " ".join(words)
-
-
-def summary(folder: Path) -> list[dict[str, Any]]:
-    """Network and references, a row each: name, quality, parameters, seconds per step, bytes."""
-    lines = read_metrics(folder / METRICS)
-    first = next(line for line in lines if line["event"] == "start")
-    last = next((line for line in reversed(lines) if line["event"] == "progress"), None)
-    ended = next((line for line in lines if line["event"] == "end"), None)
-    rows = []
-    if last is not None:
-        per_step = last["seconds"] / last["step"] if ended is None else ended["seconds_per_step"]
-        rows.append(
-            {
-                "name": first["run"],
-                "quality": last["quality"],
-                "parameters": first["parameters"]["used"],
-                "seconds_per_step": per_step,
-                "bytes": None if ended is None else ended["bytes"].get("sparse"),
-            }
-        )
-    for line in lines:
-        if line["event"] == "reference":
-            keys = ("quality", "parameters", "seconds_per_step", "bytes")
-            rows.append({"name": line["run"], **{key: line[key] for key in keys}})
-    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -13,6 +14,8 @@ from typing import Any
 from topkast.store import checkpoint, snapshot
 from topkast.store.checkpoint import Latest, Retention
 from topkast.store.likeness import short
+from topkast.store.record import as_json
+from topkast.store.run import Bytes, End, Event, Progress, Reference
 from topkast.train import events
 from topkast.train.display import Display
 from topkast.train.folder import RunFolder
@@ -104,7 +107,7 @@ class Session:
         flops = events.count_flops(trainer)
         self.tally = Tally(flops_per_step=float(flops.total))
         self._spending = Spending(trainer, flops)
-        self.curve: list[list[float]] = []
+        self.curve: list[Progress] = []
         self._start = events.start(trainer, name)
         self._board: TensorBoard | None = None
 
@@ -172,7 +175,7 @@ class Session:
             name = self.trainer.task.quality_name
             self._board = TensorBoard(self.folder.path, self.trainer.step, name)
         if self.trainer.step == 0:
-            self._record(self._start)
+            self.record(self._start)
         self.display.begin(self.name, self._start, self.trainer.step)
         try:
             while self.trainer.step < steps:
@@ -202,9 +205,9 @@ class Session:
             return
         if not is_hurried and self.tally.losses:
             self._evaluate()
-        self._record(self._last_line(why, {} if is_hurried else events.held(self.trainer)))
+        self.record(self._last_line(why, None if is_hurried else events.held(self.trainer)))
 
-    def _last_line(self, stopped: str | None, bytes_held: dict[str, Any]) -> dict[str, Any]:
+    def _last_line(self, stopped: str | None, bytes_held: Bytes | None) -> End:
         per_step = self.tally.seconds / max(1, self.trainer.step)
         return events.end(self.trainer, seconds_per_step=per_step, bytes_held=bytes_held, stopped=stopped)
 
@@ -214,7 +217,7 @@ class Session:
         try:
             loss = self.trainer.take_step()
         except NotFinite as error:
-            self._record(self._last_line(str(error), {}))
+            self.record(self._last_line(str(error), None))
             raise Stopped(f"{error}; the step was not taken. {self._way_out()}") from error
         self.tally.seconds += time.perf_counter() - started
         self.tally.flops += self._spending.of(self.trainer.step, self.tally.flops_per_step)
@@ -235,38 +238,37 @@ class Session:
         event = events.progress(
             self.trainer, loss=loss, quality=tally.quality, seconds=tally.seconds, flops=tally.flops
         )
-        self.curve.append([self.trainer.step, tally.seconds, loss, tally.quality, tally.flops])
-        self._record(event)
+        self.curve.append(event)
+        self.record(event)
         self.display.progress(event)
         if not self._spending.is_scheduled:
             tally.flops_per_step = float(events.count_flops(self.trainer).total)
 
-    def end(self) -> dict[str, Any]:
-        """The last line of the record."""
+    def end(self) -> None:
+        """Writes the last line of the record."""
         event = self._last_line(None, events.held(self.trainer))
         if not self.tally.has_ended:
-            self._record(event)
+            self.record(event)
             self.tally.has_ended = True
             self.save()
-        return event
 
-    def as_reference(self) -> dict[str, Any]:
+    def as_reference(self) -> Reference:
         """What another run says of this one."""
-        return {
-            "event": "reference",
-            "run": self.name,
-            "quality": self.tally.quality,
-            "loss": self.curve[-1][2] if self.curve else None,
-            "steps": self.trainer.step,
-            "seconds_per_step": self.tally.seconds / max(1, self.trainer.step),
-            "bytes": events.held(self.trainer)["sparse"],
-            "parameters": events.num_parameters(self.trainer)["used"],
-            "curve": self.curve,
-        }
+        return Reference(
+            name=self.name,
+            quality=math.nan if self.tally.quality is None else self.tally.quality,
+            seconds_per_step=self.tally.seconds / max(1, self.trainer.step),
+            bytes=events.held(self.trainer).sparse,
+            parameters=events.num_parameters(self.trainer)["used"],
+            points=tuple(self.curve),
+            loss=self.curve[-1].loss if self.curve else math.nan,
+            steps=self.trainer.step,
+        )
 
-    def _record(self, event: dict[str, Any]) -> None:
+    def record(self, event: Event) -> None:
+        """Writes an event down, where there is a folder."""
         if self.folder is not None:
-            self.folder.metrics.append(event)
+            self.folder.metrics.append(as_json(event))
         if self._board is not None:
             self._board.write(event)
 

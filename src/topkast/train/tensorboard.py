@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from topkast.store.run import Event, Progress
+
 FOLDER = "tensorboard"
 
 
@@ -40,27 +42,27 @@ class TensorBoard:
         self._writer = summary_writer()(str(run / FOLDER), purge_step=step + 1 if step else None)
         self._quality = "eval/" + re.sub(r"\W+", "_", quality_name).strip("_")
 
-    def write(self, event: dict[str, Any]) -> None:
-        """One line of the record."""
-        if event["event"] != "progress":
+    def write(self, event: Event) -> None:
+        """One event of the record."""
+        if not isinstance(event, Progress):
             return
-        step = event["step"]
+        step = event.step
         for tag, value in self._scalars(event).items():
             if value is not None:
                 self._writer.add_scalar(tag, value, step)
         self._writer.flush()
 
-    def _scalars(self, event: dict[str, Any]) -> dict[str, float | None]:
-        scalars = {
-            "train/loss": event["loss"],
-            "train/lr": event["lr"],
-            "train/seconds": event["seconds"],
-            "train/flops": event["flops"],
-            self._quality: event["quality"],
+    def _scalars(self, event: Progress) -> dict[str, float | None]:
+        scalars: dict[str, float | None] = {
+            "train/loss": event.loss,
+            "train/lr": event.lr,
+            "train/seconds": event.seconds,
+            "train/flops": event.flops,
+            self._quality: event.quality,
         }
-        for name, layer in event["layers"].items():
-            for key in ("changed", "used", "activated", "mean_a", "mean_explored", "forward", "backward"):
-                scalars[f"topkast/{name}/{key}"] = layer[key]
+        for name, layer in event.layers.items():
+            for key, value in vars(layer).items():  # NaN is the mean of nothing
+                scalars[f"topkast/{name}/{key}"] = None if value != value else value
         return scalars
 
     def close(self) -> None:

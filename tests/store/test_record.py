@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
-import synthetic_runs as made
 
-from topkast.report import read_run
+from report import synthetic_runs as made
+from store.raw_record import read_lines
+from topkast.store.record import NAME, as_json, read_events, read_run
+from topkast.store.run import Progress, Start
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:
@@ -43,27 +46,19 @@ def test_a_line_torn_inside_a_letter_is_only_torn(tmp_path: Path) -> None:
     assert len(read_run(folder).notes) == 1
 
 
-def test_what_a_resumed_run_did_again_counts_once(tmp_path: Path) -> None:
-    again = {**made.progress(100), "loss": 9.0}
-    before = [made.start(), *(made.progress(step) for step in (50, 100, 150))]
-    after = [{"event": "resume", "step": 60, "checkpoint": "…"}, again, made.progress(150), made.end()]
-    run = read_run(made.write(tmp_path / "run", [*before, *after]))
-    assert [point.step for point in run.points] == [50, 100, 150]
-    assert run.points[1].loss == 9.0
-    assert run.resumed == [60]
-    assert run.end is not None
+def test_events_are_written_as_they_were_read(tmp_path: Path) -> None:
+    """Those of a made-up run, and those that version 0.1 has written."""
+    old = Path(__file__).parents[1] / "formats" / "0.1.0" / "run"
+    for folder in (made.write(tmp_path / "run", made.ordinary()), old):
+        again = [as_json(event) for event in read_events(folder / NAME)]
+        assert json.loads(json.dumps(again)) == read_lines(folder / NAME)
 
 
-def test_a_second_start_continues_the_record(tmp_path: Path) -> None:
+def test_a_line_that_is_cut_off_is_no_obstacle_to_a_reader_of_events(tmp_path: Path) -> None:
     folder = made.write(tmp_path / "run", [made.start(), made.progress(50)], tail='{"event"')
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write("\n")
-    after = made.write(tmp_path / "after", [made.start(), made.progress(50), made.progress(100)])
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write((after / "metrics.jsonl").read_text())
-    run = read_run(folder)
-    assert [point.step for point in run.points] == [50, 100]
-    assert "Line 3" in run.notes[0]
+    notes: list[str] = []
+    assert [type(event) for event in read_events(folder / NAME, notes)] == [Start, Progress]
+    assert len(notes) == 1
 
 
 def test_unknown_events_and_fields_are_ignored(tmp_path: Path) -> None:
@@ -137,3 +132,8 @@ def test_a_bad_line_is_named(tmp_path: Path, message: str) -> None:
 def test_metrics_that_begin_in_the_middle_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"line 1 \(progress\) comes before any start"):
         read_run(made.write(tmp_path / "run", [made.progress(50)]))
+
+
+def test_a_second_start_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"line 3 \(start\) comes a second time: not a record of ours"):
+        read_run(made.write(tmp_path / "run", [made.start(), made.progress(50), made.start()]))

@@ -1,4 +1,8 @@
-"""A run as data: what was trained, how it went, what it was compared with, what it took."""
+"""A run as data: its events, which are the lines of the record, and the whole that they make.
+
+The events are `Start`, `Progress`, `Reference` and `End`; `store.record` writes and reads them. NaN stands
+for a number that is not known.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ class LayerPoint:
 
 
 @dataclass(frozen=True)
-class Point:
+class Progress:
     """The run at one moment.
 
     Attributes:
@@ -66,6 +70,7 @@ class Point:
         quality: On held-out data.
         flops: Spent so far.
         layers: Sparse weight → how it was.
+        lr: The learning rate.
     """
 
     step: int
@@ -74,6 +79,7 @@ class Point:
     quality: float
     flops: float
     layers: dict[str, LayerPoint] = field(default_factory=dict)
+    lr: float = math.nan
 
 
 def is_dense(name: str) -> bool:
@@ -92,6 +98,8 @@ class Reference:
         bytes: Of weights, gradients and optimizer; NaN if it was not recorded.
         parameters: In use; NaN if it was not recorded.
         points: Its curve.
+        loss: At its end.
+        steps: How many it took.
     """
 
     name: str
@@ -99,7 +107,9 @@ class Reference:
     seconds_per_step: float
     bytes: float
     parameters: float
-    points: tuple[Point, ...]
+    points: tuple[Progress, ...]
+    loss: float = math.nan
+    steps: float = math.nan
 
     @property
     def is_dense(self) -> bool:
@@ -151,11 +161,10 @@ class End:
 
 
 @dataclass
-class Run:
-    """All that is known of a run.
+class Start:
+    """What is trained, and what a step costs.
 
     Attributes:
-        folder: Where it is.
         name: Such as "Top-KAST 90/80".
         task: Such as "text"; runs of different tasks cannot be compared.
         quality_name: Such as "bits per byte".
@@ -164,19 +173,11 @@ class Run:
         parameters: "used" and "dense".
         flops_per_step: "sparse" and "dense".
         layers: Sparse weights; none if the run is dense.
-        data: What it was trained on, in a line.
+        title: What it is trained on, in a line.
         unit: What a step takes in, such as "tokens".
         units_per_step: How many; NaN if it was not recorded.
-        points: In order of steps, without what a resumed run did again.
-        references: What it was compared with.
-        end: None while it runs, or if it was killed.
-        resumed: Steps from which it was continued.
-        notes: What a reader must know, such as a line that was cut off.
-        config: Text of its configuration.
-        environment: Versions and machine.
     """
 
-    folder: Path
     name: str
     task: str
     quality_name: str
@@ -185,19 +186,38 @@ class Run:
     parameters: dict[str, float] = field(default_factory=dict)
     flops_per_step: dict[str, float] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)
-    data: str = ""
+    title: str = ""
     unit: str = "units"
     units_per_step: float = math.nan
-    points: list[Point] = field(default_factory=list)
+
+
+Event = Start | Progress | Reference | End
+
+
+@dataclass
+class Run(Start):
+    """All that is known of a run: what was said at its start, and what came after.
+
+    Attributes:
+        folder: Where it is.
+        points: In order of steps.
+        references: What it was compared with, by name.
+        end: None while it runs, or if it was killed.
+        notes: What a reader must know, such as a line that was cut off.
+        config: Text of its configuration.
+        environment: Versions and machine.
+    """
+
+    folder: Path = Path()
+    points: list[Progress] = field(default_factory=list)
     references: dict[str, Reference] = field(default_factory=dict)
     end: End | None = None
-    resumed: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     config: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def last(self) -> Point:
+    def last(self) -> Progress:
         """The latest moment that was recorded."""
         return self.points[-1]
 
