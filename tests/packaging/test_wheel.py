@@ -79,7 +79,7 @@ def test_wheel_and_sdist_hold_what_they_should(built: tuple[Path, Path]) -> None
     ours = {
         f"topkast/{path.relative_to(SOURCE).as_posix()}"
         for path in SOURCE.rglob("*")
-        if path.is_file() and path.suffix not in (".cpp", ".hpp", ".pyc")
+        if path.is_file() and path.suffix not in (".cpp", ".hpp", ".md", ".pyc")
     }
     assert {"topkast/py.typed", "topkast/reproduce/published.toml"} < ours
     assert in_wheel == ours | {"topkast/kernels/_native.abi3.so"}

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from store.raw_record import read_lines
-from store.test_checkpoint import forge_file
+from store.test_checkpoint_files import forge_file
 from topkast.store import checkpoint
 from topkast.store.record import read_run
 from topkast.train import job, session, trained
