@@ -10,7 +10,7 @@ from topkast.convert import Handle, densify, sparsify
 from topkast.convert.followers import SlotAverageWarning
 from topkast.convert.reminders import NoPenaltyWarning, NotAttachedWarning
 from topkast.core.initial import Normal, TruncatedNormal, Uniform
-from topkast.kernels.memory import keep_freed_memory
+from topkast.kernels.machine import keep_freed_memory
 from topkast.methods import (
     DNW,
     DSR,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from topkast.cli import bench, compare, evaluate, export, generate, info, plan, report, reproduce, train
-from topkast.kernels.memory import keep_freed_memory
+from topkast.kernels.machine import keep_freed_memory
 from topkast.train import workers
 from topkast.train.session import Stopped
 

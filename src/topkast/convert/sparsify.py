@@ -21,8 +21,7 @@ from topkast.kernels.engines import check_engine, why_not
 from topkast.methods.base import Method
 from topkast.nn.base import SparseLayer
 from topkast.nn.belongings import tags, take_over
-from topkast.nn.choose import Skip, choose
-from topkast.nn.find import Findings, WeightGroup, find, leave_frozen
+from topkast.nn.find import Findings, Skip, WeightGroup, choose, find, leave_frozen
 from topkast.nn.registry import belongings
 
 

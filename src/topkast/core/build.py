@@ -7,13 +7,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from topkast.core.companion import Companion
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.initial import Initial
 from topkast.core.moment import Moment
 from topkast.core.reservoir import DenseTheta, EmptyReservoir, Reservoir, StoredReservoir
 from topkast.core.select import derive_key, generator_for
 from topkast.core.sets import Counts, Sets
+from topkast.core.slots import Companion
 from topkast.core.weight import SparseWeight
 
 

@@ -1,11 +1,14 @@
-"""`SlotMap`: how the slots of a weight moved at a refresh, for whatever is kept by slot."""
+"""What is kept by slot, and how it moves: `SlotMap`, what a method keeps beside a weight, living copies."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from topkast.core.select import gather
 
@@ -54,3 +57,88 @@ def checksum(tensor: Tensor) -> int:
         return 0
     bits = tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()])
     return int(bits.sum(dtype=torch.int64))
+
+
+# ---- another length ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def resize_(parameter: nn.Parameter, data: Tensor) -> None:
+    """Makes `data`, of another length, the content of `parameter`. Its gradient is dropped.
+
+    The object stays the same, so that optimizers and lists of parameters stay right. What must go is the node
+    that collects its gradient in autograd: it remembers the old length, and lives as long as any graph it is
+    part of (a loss that is still in a variable). torch forgets it when the dtype changes, hence the detour.
+    """
+    other = torch.float32 if data.dtype == torch.float64 else torch.float64
+    parameter.grad = None
+    parameter.data = torch.empty(0, dtype=other, device=data.device)
+    parameter.data = data
+
+
+# ---- what a method keeps beside a weight ---------------------------------------------------------------
+
+
+class Companion(nn.Module):
+    """A base that keeps nothing.
+
+    Subclasses register buffers and parameters. Those kept by slot, one entry per element of B, are named in
+    `by_slot` and follow their elements.
+    """
+
+    by_slot: tuple[str, ...] = ()
+
+    def used(self, values: Tensor) -> Tensor:
+        """What the products use in place of `values`; differentiable."""
+        return values
+
+    def carry(self, slots: SlotMap) -> None:
+        """Moves what is kept by slot."""
+        for name, tensor in self._slotted():
+            setattr(self, name, slots.moved(tensor))
+
+    def fit(self, num_slots: int) -> None:
+        """Makes what is kept by slot as long as a state that is about to be loaded."""
+        for name, tensor in self._slotted():
+            if tensor.numel() != num_slots:
+                setattr(self, name, tensor.new_zeros(num_slots))
+
+    def _slotted(self) -> Iterator[tuple[str, Any]]:
+        for name in self.by_slot:
+            yield name, getattr(self, name)
+
+
+# ---- copies of a weight, some of which may be averages -------------------------------------------------
+
+
+class Copies:
+    """The copies of one weight, and what its own values were when it was copied from another."""
+
+    def __init__(self, weight: Any) -> None:
+        self._weight = weakref.ref(weight)
+        self._twins: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._content: int | None = None
+
+    def add(self, twin: Any) -> None:
+        """Notes a copy that was just made."""
+        self._twins.add(twin)
+        twin.copies._content = checksum(twin.values)
+
+    def settle(self) -> None:
+        """Marks the present values as the weight's own: what was written so far was not an average."""
+        self._content = None
+
+    def was_written(self) -> bool:
+        """Whether the weight is a copy whose values are others by now."""
+        weight = self._weight()
+        return self._content is not None and weight is not None and checksum(weight.values) != self._content
+
+    def mark(self) -> None:
+        """Takes the present values, cast or loaded, for those that were copied."""
+        weight = self._weight()
+        if self._content is not None and weight is not None:
+            self._content = checksum(weight.values)
+
+    def averages(self) -> list[Any]:
+        """Living copies that were written to."""
+        return [twin for twin in self._twins if twin.copies.was_written()]

@@ -12,14 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topkast.core import products
-from topkast.core.companion import Companion
-from topkast.core.copies import Copies
 from topkast.core.gradient import Rows, Tape, rows_of
 from topkast.core.loading import check_state
 from topkast.core.not_a_tensor import NotATensor, not_a_tensor
 from topkast.core.reservoir import Reservoir, Theta
-from topkast.core.resize import resize_
 from topkast.core.sets import Counts, Sets
+from topkast.core.slots import Companion, Copies, resize_
 from topkast.kernels.auto import NUM_SIZES, Auto
 from topkast.kernels.engine import Engine
 from topkast.kernels.engines import ENGINES

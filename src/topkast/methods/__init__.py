@@ -2,14 +2,13 @@
 
 from topkast.methods.base import Method
 from topkast.methods.deepr import DeepR
-from topkast.methods.dense import Dense
 from topkast.methods.dnw import DNW
 from topkast.methods.dsr import DSR
 from topkast.methods.evolution import SET
+from topkast.methods.fixed import Dense, Static
 from topkast.methods.pruning import Pruning
 from topkast.methods.rigl import RigL
 from topkast.methods.snfs import SNFS
-from topkast.methods.static import Static
 from topkast.methods.threshold import STR
 from topkast.methods.topkast import TopKAST
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from topkast.core.companion import Companion
 from topkast.core.distribution import check_sparsities
 from topkast.core.moment import Moment
 from topkast.core.schedule import check_steps
 from topkast.core.sets import Counts, Sets
+from topkast.core.slots import Companion
 from topkast.core.weight import SparseWeight
 
 

@@ -8,11 +8,11 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from topkast.core.companion import Companion
 from topkast.core.moment import Moment
 from topkast.core.schedule import check_steps
 from topkast.core.select import derive_key, generator_for, random_outside, random_subset
 from topkast.core.sets import Sets
+from topkast.core.slots import Companion
 from topkast.core.weight import SparseWeight
 from topkast.methods.base import OneSparsity
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from topkast.core.allocate import share_out
-from topkast.core.companion import Companion
 from topkast.core.moment import Moment
 from topkast.core.schedule import check_fraction, check_steps
 from topkast.core.select import random_outside, random_subset, top_k
 from topkast.core.sets import Sets
+from topkast.core.slots import Companion
 from topkast.methods.base import OneSparsity
 
 

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from topkast.core.companion import Companion
 from topkast.core.moment import Moment
 from topkast.core.select import random_outside
 from topkast.core.sets import Sets
+from topkast.core.slots import Companion
 from topkast.methods.drop_and_grow import DropAndGrow
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from topkast.core.allocate import share_out
-from topkast.core.companion import Companion
 from topkast.core.moment import Moment
 from topkast.core.schedule import check_fraction, check_steps, cosine
 from topkast.core.select import top_k
 from topkast.core.sets import Counts, Sets
+from topkast.core.slots import Companion
 from topkast.core.weight import SparseWeight
 from topkast.methods.drop_and_grow import DropAndGrow
 

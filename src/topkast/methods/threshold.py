@@ -7,10 +7,10 @@ from dataclasses import KW_ONLY, dataclass, field
 import torch
 from torch import Tensor, nn
 
-from topkast.core.companion import Companion
 from topkast.core.moment import Moment
 from topkast.core.schedule import check_steps
 from topkast.core.sets import Sets
+from topkast.core.slots import Companion
 from topkast.methods.base import Method
 
 

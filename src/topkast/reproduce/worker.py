@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topkast.kernels.memory import keep_freed_memory
+from topkast.kernels.machine import keep_freed_memory
 from topkast.reproduce.cache import Place
 from topkast.store.checkpoint import found, step_of
 from topkast.train import job, trained

@@ -1,8 +1,10 @@
-"""A fixed random mask: the baseline that every method has to beat."""
+"""Methods that choose their sets once: a fixed random mask, and no sparsity at all."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from topkast.core.moment import Moment
 from topkast.core.select import random_subset
@@ -20,3 +22,14 @@ class Static(OneSparsity, FixedSets):
 
     def choose(self, moment: Moment) -> Sets:
         return Sets.of(random_subset(moment.numel, moment.counts.forward, moment.generator))
+
+
+@dataclass(frozen=True)
+class Dense(FixedSets):
+    """A = B = all, for ever."""
+
+    forward_sparsity: float = field(init=False, default=0.0)
+    backward_sparsity: float = field(init=False, default=0.0)
+
+    def choose(self, moment: Moment) -> Sets:
+        return Sets.of(torch.arange(moment.numel))
