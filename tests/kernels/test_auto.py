@@ -14,6 +14,7 @@ from topkast.kernels import auto
 from topkast.kernels.auto import NAMES, Auto, fastest
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.plan import Plan
+from topkast.kernels.product import Conv
 
 
 class Clock:
@@ -215,7 +216,7 @@ def test_a_choice_that_cannot_run_here_is_replaced() -> None:
     plan = Plan((4, 2, 3, 3, 3), torch.tensor([0]), torch.tensor([True]))
     geometry = topkast.kernels.engine.ConvGeometry((1,) * 3, (0,) * 3, (1,) * 3, 1)
     x = torch.randn(1, 2, 5, 5, 5)
-    assert Auto(choices).pick(plan, torch.ones(1), x, geometry=geometry).name == "masked"
+    assert Auto(choices).pick(Conv(geometry), plan, torch.ones(1), x, is_training=False).name == "masked"
 
 
 def test_layers_native_cannot_do_are_named() -> None:

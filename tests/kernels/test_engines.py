@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from topkast.kernels import ops
 from topkast.kernels.engine import ConvGeometry
 from topkast.kernels.engines import ENGINES
+from topkast.kernels.ops import compute
 from topkast.kernels.plan import Plan
+from topkast.kernels.product import Conv, Linear, Lookup
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -64,7 +65,7 @@ def test_linear_equals_the_definition(
     bias = torch.randn(outputs, generator=g, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(tokens, outputs, generator=g, dtype=torch.float64)
 
-    y = ops.linear(ENGINES[engine], plan, values, x, bias, transpose=transpose)
+    y = compute(Linear(transpose), ENGINES[engine], plan, values, x, bias)
     grads = torch.autograd.grad(y, (x, values, bias), upstream)
 
     alpha = dense_alpha(plan, values.detach())
@@ -111,7 +112,7 @@ def test_conv_equals_the_definition(
     upstream = torch.randn(expected.shape, generator=g, dtype=torch.float64)
     dense = torch.autograd.grad(expected, (x, weight, bias), upstream)
 
-    y = ops.conv(ENGINES[engine], plan, values, x, bias, geometry)
+    y = compute(Conv(geometry), ENGINES[engine], plan, values, x, bias)
     grads = torch.autograd.grad(y, (x, values, bias), upstream)
 
     torch.testing.assert_close(y, expected, atol=1e-11, rtol=1e-11)
@@ -150,9 +151,7 @@ def test_embedding_equals_the_definition(
     upstream = torch.randn(expected.shape, generator=g, dtype=torch.float64)
     (dense,) = torch.autograd.grad(expected, weight, upstream)
 
-    y = ops.embedding(
-        ENGINES[engine], plan, values, tokens, padding_idx=padding_idx, scale_by_frequency=by_frequency
-    )
+    y = compute(Lookup(0 if pads else -1, by_frequency), ENGINES[engine], plan, values, tokens)
     (grad,) = torch.autograd.grad(y, values, upstream)
     assert torch.equal(y, expected)
     torch.testing.assert_close(grad, expected_grad(plan, dense), atol=1e-12, rtol=1e-12)
@@ -167,16 +166,16 @@ def test_gradcheck_where_the_gradient_is_a_derivative(engine: str) -> None:
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda v, x, b: ops.linear(ENGINES[engine], plan, v, x, b), (values, x, bias)
+        lambda v, x, b: compute(Linear(), ENGINES[engine], plan, v, x, b), (values, x, bias)
     )
     conv = Plan((5, 2, 3), positions, torch.ones(11, dtype=torch.bool))
     signal = torch.randn(2, 2, 7, dtype=torch.float64, requires_grad=True)
     geometry = ConvGeometry((2,), (1,), (1,), 1)
     assert torch.autograd.gradcheck(
-        lambda v, x, b: ops.conv(ENGINES[engine], conv, v, x, b, geometry), (values, signal, bias)
+        lambda v, x, b: compute(Conv(geometry), ENGINES[engine], conv, v, x, b), (values, signal, bias)
     )
     ids = torch.tensor([0, 4, 4, 2])
-    assert torch.autograd.gradcheck(lambda v: ops.embedding(ENGINES[engine], plan, v, ids), (values,))
+    assert torch.autograd.gradcheck(lambda v: compute(Lookup(), ENGINES[engine], plan, v, ids), (values,))
 
 
 def test_inputs_of_any_rank_and_layout(engine: str) -> None:
@@ -185,7 +184,7 @@ def test_inputs_of_any_rank_and_layout(engine: str) -> None:
     values = torch.randn(plan.num_slots, generator=g)
     alpha = dense_alpha(plan, values)
     for x in (torch.randn(6), torch.randn(2, 3, 6), torch.randn(6, 4).t(), torch.randn(1, 6).expand(7, 6)):
-        torch.testing.assert_close(ops.linear(ENGINES[engine], plan, values, x), F.linear(x, alpha))
+        torch.testing.assert_close(compute(Linear(), ENGINES[engine], plan, values, x), F.linear(x, alpha))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -194,7 +193,7 @@ def test_half_precision_is_as_exact_as_its_dtype(engine: str, dtype: torch.dtype
     plan = random_plan((8, 32), 0.5, g, explores=True)
     values = torch.randn(plan.num_slots, generator=g).to(dtype).requires_grad_()
     x = torch.randn(16, 32, generator=g).to(dtype)
-    y = ops.linear(ENGINES[engine], plan, values, x)
+    y = compute(Linear(), ENGINES[engine], plan, values, x)
     assert y.dtype == dtype
     exact = x.double() @ dense_alpha(plan, values.detach().double()).t()
     # One rounding of the result, products summed in at least this precision.
@@ -212,7 +211,7 @@ def test_autocast_computes_in_its_dtype_and_keeps_float32_gradients(engine: str)
     values = torch.randn(plan.num_slots, generator=g, requires_grad=True)
     x = torch.randn(16, 32, generator=g)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = ops.linear(ENGINES[engine], plan, values, x)
+        y = compute(Linear(), ENGINES[engine], plan, values, x)
     assert y.dtype == torch.bfloat16
     y.float().square().sum().backward()
     assert values.grad is not None
@@ -250,10 +249,15 @@ def test_operands_of_different_types_are_refused(
     conv = Plan((5, 2, 3), torch.tensor([0, 7]), torch.ones(2, dtype=torch.bool))
     v, b = torch.zeros(2, dtype=values), torch.zeros(5, dtype=bias)
     with pytest.raises(ValueError, match=message):
-        ops.linear(ENGINES[engine], flat, v, torch.zeros(3, 6, dtype=x), b)
+        compute(Linear(), ENGINES[engine], flat, v, torch.zeros(3, 6, dtype=x), b)
     with pytest.raises(ValueError, match=message):
-        ops.conv(
-            ENGINES[engine], conv, v, torch.zeros(1, 2, 8, dtype=x), b, ConvGeometry((1,), (0,), (1,), 1)
+        compute(
+            Conv(ConvGeometry((1,), (0,), (1,), 1)),
+            ENGINES[engine],
+            conv,
+            v,
+            torch.zeros(1, 2, 8, dtype=x),
+            b,
         )
 
 
@@ -262,23 +266,23 @@ def test_an_input_on_another_device_is_refused(engine: str) -> None:
     with pytest.raises(
         ValueError, match=r"input \(torch.float32 on meta\) and the weight \(torch.float32 on cpu\)"
     ):
-        ops.linear(ENGINES[engine], plan, torch.zeros(2), torch.zeros(3, 6, device="meta"))
+        compute(Linear(), ENGINES[engine], plan, torch.zeros(2), torch.zeros(3, 6, device="meta"))
 
 
 def test_wrong_input_shapes_are_named(engine: str) -> None:
     plan = Plan((5, 6), torch.tensor([0, 7]), torch.ones(2, dtype=torch.bool))
     values = torch.zeros(2)
     with pytest.raises(ValueError, match=r"last dimension must be 6, got input of shape \(3, 5\)"):
-        ops.linear(ENGINES[engine], plan, values, torch.zeros(3, 5))
+        compute(Linear(), ENGINES[engine], plan, values, torch.zeros(3, 5))
     conv = Plan((5, 2, 3), torch.tensor([0, 7]), torch.ones(2, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"\[batch,\] 2 channels, 1 spatial dimensions\), got .*\(1, 3, 8\)"):
-        ops.conv(ENGINES[engine], conv, values, torch.zeros(1, 3, 8), None, ConvGeometry((1,), (0,), (1,), 1))
+        compute(Conv(ConvGeometry((1,), (0,), (1,), 1)), ENGINES[engine], conv, values, torch.zeros(1, 3, 8))
 
 
 @pytest.mark.parametrize("ids", [[5], [-1], [0, 99]])
 def test_embedding_ids_out_of_range_are_refused(engine: str, ids: list[int]) -> None:
     plan = Plan((5, 6), torch.tensor([0, 7]), torch.ones(2, dtype=torch.bool))
     with pytest.raises(IndexError, match=r"embedding ids must lie in \[0, 5\)"):
-        ops.embedding(ENGINES[engine], plan, torch.zeros(2), torch.tensor(ids))
+        compute(Lookup(), ENGINES[engine], plan, torch.zeros(2), torch.tensor(ids))
     with pytest.raises(TypeError, match="int32 or int64, got torch.float32"):
-        ops.embedding(ENGINES[engine], plan, torch.zeros(2), torch.tensor([0.0]))
+        compute(Lookup(), ENGINES[engine], plan, torch.zeros(2), torch.tensor([0.0]))

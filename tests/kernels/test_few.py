@@ -10,9 +10,11 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import topkast
-from topkast.kernels import native, ops
+from topkast.kernels import native
 from topkast.kernels.engines import ENGINES
+from topkast.kernels.ops import compute
 from topkast.kernels.plan import Plan
+from topkast.kernels.product import Linear
 
 _native = pytest.importorskip("topkast.kernels._native", reason="the compiled core is not built")
 NATIVE, MASKED = ENGINES["native"], ENGINES["masked"]
@@ -98,7 +100,7 @@ def test_tangents_are_not_lost_in_silence() -> None:
     with torch.no_grad(), forward_ad.dual_level():
         x = forward_ad.make_dual(torch.randn(2, 6).double(), torch.ones(2, 6).double())
         with pytest.raises(RuntimeError, match="forward"):
-            ops.linear(NATIVE, plan, values, x)
+            compute(Linear(), NATIVE, plan, values, x)
 
 
 def test_bad_positions_and_lengths_are_refused() -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import topkast
-from topkast.kernels import ops
 from topkast.kernels.engine import ConvGeometry
 from topkast.kernels.engines import ENGINES
-from topkast.kernels.library import geometry_rules, rules_geometry, ticket
+from topkast.kernels.ops import compute, ticket
 from topkast.kernels.plan import Plan
+from topkast.kernels.product import Conv, Linear, Lookup, Product, product_of
 
 OPS = torch.ops.topkast
 
@@ -24,6 +24,10 @@ def plan_of(*shape: int, explores: bool = True) -> tuple[Plan, Tensor]:
     positions = torch.randperm(n)[: n // 3].sort().values
     plan = Plan(shape, positions, torch.rand(n // 3) < 0.5, explores=explores)
     return plan, torch.randn(n // 3, requires_grad=True)
+
+
+def call(product: Product, x: Tensor, values: Tensor, bias: Tensor | None, t: Tensor, *shape: int) -> Tensor:
+    return OPS.multiply(x, values, bias, t, product.kind, product.rules(), list(shape))
 
 
 def opcheck(op: object, arguments: tuple[object, ...]) -> None:
@@ -40,10 +44,10 @@ def test_linear(engine: str, transpose: bool, explores: bool, bias: bool) -> Non
     x = torch.randn(5, inputs, requires_grad=True)
     b = torch.randn(outputs, requires_grad=True) if bias else None
     t = ticket(plan, ENGINES[engine])
-    opcheck(OPS.linear.default, (x, values, b, t, outputs, transpose))
+    opcheck(OPS.multiply.default, (x, values, b, t, "linear", [int(transpose)], [6, 9]))
     grad = torch.randn(5, outputs)
     for needs in ([True, True, True], [False, True, False], [True, False, True]):
-        opcheck(OPS.linear_grads.default, (grad, x.detach(), values.detach(), t, transpose, needs))
+        opcheck(OPS.grads.default, (grad, x.detach(), values.detach(), t, "linear", [int(transpose)], needs))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -52,10 +56,10 @@ def test_conv(engine: str, bias: bool) -> None:
     x = torch.randn(2, 3, 7, 6, requires_grad=True)
     b = torch.randn(4, requires_grad=True) if bias else None
     t, rules = ticket(plan, ENGINES[engine]), [2, 1, 1, 0, 1, 2, 1]
-    opcheck(OPS.conv.default, (x, values, b, t, [4, 3, 3, 3], rules))
+    opcheck(OPS.multiply.default, (x, values, b, t, "conv", rules, [4, 3, 3, 3]))
     grad = torch.randn(2, 4, 4, 2)
     for needs in ([True, True, True], [False, True, False]):
-        opcheck(OPS.conv_grads.default, (grad, x.detach(), values.detach(), t, rules, needs))
+        opcheck(OPS.grads.default, (grad, x.detach(), values.detach(), t, "conv", rules, needs))
 
 
 @pytest.mark.parametrize(("padding_idx", "scale"), [(-1, False), (2, True)])
@@ -63,8 +67,10 @@ def test_lookup(engine: str, padding_idx: int, scale: bool) -> None:
     plan, values = plan_of(8, 5)
     ids = torch.tensor([2, 0, 7, 2, 2, 5])
     t = ticket(plan, ENGINES[engine])
-    opcheck(OPS.lookup.default, (values, ids, t, 5, padding_idx, scale))
-    opcheck(OPS.lookup_grad.default, (torch.randn(6, 5), values.detach(), ids, t, padding_idx, scale))
+    rules = Lookup(padding_idx, scale).rules()
+    opcheck(OPS.multiply.default, (ids, values, None, t, "embedding", rules, [8, 5]))
+    needs = [False, True, False]
+    opcheck(OPS.grads.default, (torch.randn(6, 5), ids, values.detach(), t, "embedding", rules, needs))
 
 
 def test_rows_that_are_not_there_are_refused_when_the_graph_runs(engine: str) -> None:
@@ -72,13 +78,13 @@ def test_rows_that_are_not_there_are_refused_when_the_graph_runs(engine: str) ->
     t = ticket(plan, ENGINES[engine])
     for bad in (-1, 8):
         with pytest.raises(IndexError, match=r"embedding ids must lie in \[0, 8\)"):
-            OPS.lookup(values, torch.tensor([3, bad]), t, 5, -1, False)
+            call(Lookup(), torch.tensor([3, bad]), values, None, t, 8, 5)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_rules_say_what_a_geometry_says(dims: int) -> None:
     g = ConvGeometry((3, 1, 2)[:dims], (0, 5, 1)[:dims], (1, 2, 4)[:dims], 7)
-    assert rules_geometry(geometry_rules(g)) == g
+    assert product_of("conv", Conv(g).rules()) == Conv(g)
 
 
 def gradients(f: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -96,24 +102,21 @@ def test_operators_equal_the_autograd_functions(engine: str) -> None:
     rows, row_values = plan_of(8, 5)
     ids = torch.tensor([2, 0, 7, 2])
     e = ENGINES[engine]
+    embedding = Lookup(2, True)
     pairs = [
         (
-            gradients(lambda x, v, b: OPS.linear(x, v, b, ticket(plan, e), 6, False), x, values, bias),
-            gradients(lambda x, v, b: ops.linear(e, plan, v, x, b), x, values, bias),
+            gradients(lambda x, v, b: call(Linear(), x, v, b, ticket(plan, e), 6, 9), x, values, bias),
+            gradients(lambda x, v, b: compute(Linear(), e, plan, v, x, b), x, values, bias),
         ),
         (
             gradients(
-                lambda x, v: OPS.conv(x, v, None, ticket(conv_plan, e), [4, 3, 3, 3], geometry_rules(g)),
-                image,
-                conv_values,
+                lambda x, v: call(Conv(g), x, v, None, ticket(conv_plan, e), 4, 3, 3, 3), image, conv_values
             ),
-            gradients(lambda x, v: ops.conv(e, conv_plan, v, x, None, g), image, conv_values),
+            gradients(lambda x, v: compute(Conv(g), e, conv_plan, v, x), image, conv_values),
         ),
         (
-            gradients(lambda v: OPS.lookup(v, ids, ticket(rows, e), 5, 2, True), row_values),
-            gradients(
-                lambda v: ops.embedding(e, rows, v, ids, padding_idx=2, scale_by_frequency=True), row_values
-            ),
+            gradients(lambda v: call(embedding, ids, v, None, ticket(rows, e), 8, 5), row_values),
+            gradients(lambda v: compute(embedding, e, rows, v, ids), row_values),
         ),
     ]
     for ours, theirs in pairs:
@@ -123,7 +126,7 @@ def test_operators_equal_the_autograd_functions(engine: str) -> None:
 def test_gradients_are_not_differentiable_again(engine: str) -> None:
     plan, values = plan_of(6, 9)
     x = torch.randn(5, 9, requires_grad=True)
-    y = OPS.linear(x, values, None, ticket(plan, ENGINES[engine]), 6, False)
+    y = call(Linear(), x, values, None, ticket(plan, ENGINES[engine]), 6, 9)
     (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="not differentiable again"):
         grad.sum().backward()
@@ -136,7 +139,7 @@ def test_a_plan_that_is_gone_is_named() -> None:
     del plan
     gc.collect()
     with pytest.raises(ValueError, match=f"no Plan has the handle {handle}"):
-        OPS.linear(torch.randn(5, 9), values, None, t, 6, False)
+        call(Linear(), torch.randn(5, 9), values, None, t, 6, 9)
 
 
 def test_a_weight_that_is_gone_is_named() -> None:

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.kernels import ops
 from topkast.kernels import positions as positions_module
 from topkast.kernels.engines import ENGINES, why_not
+from topkast.kernels.ops import compute
 from topkast.kernels.plan import Plan
 from topkast.kernels.positions import check_positions, fingerprint, index_dtype
+from topkast.kernels.product import Lookup
 
 
 def flags(n: int) -> torch.Tensor:
@@ -125,7 +126,7 @@ def test_writing_the_same_sets_again_leaves_a_plan_as_it_is() -> None:
 def test_sets_changed_between_forward_and_backward_are_noticed() -> None:
     plan, indices, _ = written_plan()
     values = torch.ones(3, requires_grad=True)
-    y = ops.embedding(ENGINES["masked"], plan, values, torch.tensor([0, 1]))
+    y = compute(Lookup(), ENGINES["masked"], plan, values, torch.tensor([0, 1]))
     indices.copy_(torch.tensor([0, 1, 2]))
     with pytest.raises(RuntimeError, match="between a forward pass and its backward pass"):
         y.sum().backward()

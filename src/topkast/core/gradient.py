@@ -17,8 +17,7 @@ from torch import Tensor
 from topkast.core.ranks import Ranks
 from topkast.core.select import top_k
 from topkast.kernels.engine import ConvGeometry
-from topkast.kernels.library import rules_geometry
-from topkast.kernels.rules import token_grad
+from topkast.kernels.product import Conv, Linear, Lookup, Product
 
 # Gives rows [first, last) of the dense gradient, as a matrix.
 Rows = Callable[[int, int], Tensor]
@@ -30,14 +29,12 @@ CHUNK = 2**22
 def linear_rows(x: Tensor, grad: Tensor, *, transpose: bool) -> Rows:
     """∂L/∂α = gradᵀ·x, for y = x·αᵀ; with `transpose` xᵀ·grad, for y = x·α."""
     left, right = (x, grad) if transpose else (grad, x)
-    left, right = (t.detach().reshape(-1, t.shape[-1]) for t in (left, right))
     return lambda first, last: _wide(left[:, first:last]).t() @ _wide(right)
 
 
 def conv_rows(x: Tensor, grad: Tensor, shape: tuple[int, ...], geometry: ConvGeometry) -> Rows:
     """Of a convolution's weight; a row is an output channel."""
     dims = geometry.num_dims
-    x, grad = (t.detach() if t.ndim == dims + 2 else t.detach().unsqueeze(0) for t in (x, grad))
     per_group = shape[0] // geometry.groups
 
     def within_group(first: int, last: int) -> Tensor:
@@ -68,10 +65,9 @@ def conv_rows(x: Tensor, grad: Tensor, shape: tuple[int, ...], geometry: ConvGeo
     return rows
 
 
-def embedding_rows(ids: Tensor, grad: Tensor, num_rows: int, padding_idx: int | None, scale: bool) -> Rows:
+def lookup_rows(ids: Tensor, grad: Tensor, num_rows: int, product: Lookup) -> Rows:
     """Of an embedding: a row is the sum over its tokens."""
-    ids, grad = ids.detach().reshape(-1).long(), grad.detach().reshape(-1, grad.shape[-1])
-    grad = token_grad(num_rows, ids, grad, -1 if padding_idx is None else padding_idx, scale)
+    grad = product.token_grad(num_rows, ids, grad)
 
     def rows(first: int, last: int) -> Tensor:
         here = (ids >= first) & (ids < last)
@@ -81,13 +77,14 @@ def embedding_rows(ids: Tensor, grad: Tensor, num_rows: int, padding_idx: int | 
     return rows
 
 
-def rows_of(kind: str, rules: list[int], x: Tensor, grad: Tensor, shape: tuple[int, ...]) -> Rows:
-    """By the kind of layer and its rules, as registered operators have them; see `kernels.library`."""
-    if kind == "linear":
-        return linear_rows(x, grad, transpose=bool(rules[0]))
-    if kind == "conv":
-        return conv_rows(x, grad, shape, rules_geometry(rules))
-    return embedding_rows(x, grad, shape[0], rules[0], bool(rules[1]))
+def rows_of(product: Product, x: Tensor, grad: Tensor, shape: tuple[int, ...]) -> Rows:
+    """From a product's flat input and the gradient of its output."""
+    if isinstance(product, Linear):
+        return linear_rows(x, grad, transpose=product.transpose)
+    if isinstance(product, Conv):
+        return conv_rows(x, grad, shape, product.walk)
+    assert isinstance(product, Lookup)
+    return lookup_rows(x, grad, shape[0], product)
 
 
 def _wide(t: Tensor) -> Tensor:

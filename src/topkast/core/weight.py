@@ -8,22 +8,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topkast.core import products
-from topkast.core.gradient import Rows, Tape, rows_of
+from topkast.core.gradient import Tape, rows_of
 from topkast.core.loading import check_state
-from topkast.core.not_a_tensor import NotATensor, not_a_tensor
+from topkast.core.not_a_tensor import NotATensor
 from topkast.core.reservoir import Reservoir, Theta
 from topkast.core.sets import Counts, Sets
 from topkast.core.slots import Companion, Copies, resize_
 from topkast.kernels.auto import NUM_SIZES, Auto
 from topkast.kernels.engine import Engine
 from topkast.kernels.engines import ENGINES
+from topkast.kernels.ops import register
 from topkast.kernels.plan import Plan
 from topkast.kernels.positions import index_dtype
-from topkast.kernels.source import register
+from topkast.kernels.product import Product
 
 
 class SparseWeight(NotATensor):
@@ -51,7 +50,7 @@ class SparseWeight(NotATensor):
         companion: What the method keeps beside it, or None.
         tape: What the dense gradient of this step can be computed from, if a method wants it.
         wants_gradient: Says whether the method wants the dense gradient of a step; None for no step.
-        number: What stands for this object in a compiled graph; see `kernels.source`.
+        number: What stands for this object in a compiled graph; see `kernels.ops`.
         copies: Its living copies, some of which may be averages by slot.
     """
 
@@ -106,6 +105,7 @@ class SparseWeight(NotATensor):
     def _forget(self) -> None:
         """Drops everything that is derived from the state or belongs to this object alone."""
         self._plan: Plan | None = None
+        self._chooser: Auto | None = None
         self.tape: Tape | None = None
         self.wants_gradient: Callable[[int], bool] | None = None
         self.number = register(self)
@@ -114,42 +114,6 @@ class SparseWeight(NotATensor):
         self.copies = Copies(self)
 
     # ---- what it looks like -------------------------------------------------------------------
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def numel(self) -> int:
-        return self.counts.numel
-
-    @property
-    def requires_grad(self) -> bool:
-        return self.values.requires_grad
-
-    @requires_grad.setter
-    def requires_grad(self, value: bool) -> None:
-        self.values.requires_grad = value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses what code for dense weights assigns: an optimizer holds `values`, a Plan describes sets."""
-        is_foreign = type(value) is nn.Parameter and name in self._buffers | self._parameters
-        if name in ("data", "grad") or (is_foreign and value is not getattr(self, name)):
-            raise TypeError(
-                f"layer {self.name!r} is sparse, `weight.{name}` cannot be replaced: write into "
-                "`weight.values`, one number per element of B, or `topkast.densify` the model first"
-            )
-        super().__setattr__(name, value)
-
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        return self.shape if dim is None else self.shape[dim]
 
     def extra_repr(self) -> str:
         c = self.counts
@@ -200,9 +164,15 @@ class SparseWeight(NotATensor):
 
     def engine_impl(self) -> Engine | Auto:
         """What to compute with: `engine`, unless the weight has been moved to where that cannot run."""
-        if self._is_off_cpu():
+        if not self.values.is_cpu and self._is_off_cpu():
             return ENGINES["masked"]
-        return Auto(self.choices) if self.engine == "auto" else ENGINES[self.engine]
+        return self._auto() if self.engine == "auto" else ENGINES[self.engine]
+
+    def _auto(self) -> Auto:
+        choices = self.choices
+        if self._chooser is None or self._chooser.choices is not choices:
+            self._chooser = Auto(choices)
+        return self._chooser
 
     def _is_off_cpu(self) -> bool:
         """Whether the weight is on a device and its engine is for the CPU, between whose "auto" decides."""
@@ -213,7 +183,7 @@ class SparseWeight(NotATensor):
         """For tables: `engine`, and what "auto" has decided."""
         if self._is_off_cpu():
             return f"{self.engine}: masked on {self.device.type}"
-        return Auto(self.choices).describe() if self.engine == "auto" else self.engine
+        return self._auto().describe() if self.engine == "auto" else self.engine
 
     # ---- dense views, for inspection of small layers -------------------------------------------
 
@@ -276,26 +246,10 @@ class SparseWeight(NotATensor):
 
     # ---- the dense gradient, for methods that grow by it ------------------------------------------
 
-    def watch(self, output: Tensor, rows: Callable[[Tensor], Rows]) -> Tensor:
-        """Notes what the dense gradient can be computed from, if the method wants that of this step.
-
-        Args:
-            output: Of a layer that used this weight.
-            rows: From the gradient of `output` to the rows of the dense gradient.
-
-        Returns:
-            The output.
-        """
-        self.prepare_tape()
-        tape = self.tape
-        if tape is not None and output.requires_grad:
-            output.register_hook(lambda grad: tape.add(rows(grad)))
-        return output
-
-    def record(self, kind: str, rules: list[int], x: Tensor, grad: Tensor) -> None:
-        """Notes the same from a compiled graph; see `kernels.source`."""
+    def record(self, product: Product, x: Tensor, grad: Tensor) -> None:
+        """Notes what the dense gradient can be computed from; see `kernels.ops`."""
         if self.tape is not None:
-            self.tape.add(rows_of(kind, rules, x, grad, tuple(self.shape)))
+            self.tape.add(rows_of(product, x, grad, tuple(self.shape)))
 
     def prepare_tape(self) -> None:
         """Makes sure, in a forward pass, that there is a tape if one is wanted, with this step's on it."""
@@ -309,31 +263,13 @@ class SparseWeight(NotATensor):
             # skipped it). At the forward pass, since all of a backward pass may precede the first gradient.
             self.tape.clear()
 
-    # ---- use as a weight in functional calls ----------------------------------------------------
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """`F.linear(x, weight)` and `F.embedding(ids, weight)` work, as tied models write them."""
-        kwargs = dict(kwargs or {})
-        if func is F.linear:
-            return products.functional_linear(*args, **kwargs)
-        if func is F.embedding:
-            return products.functional_embedding(*args, **kwargs)
-        weight = next((a for a in (*args, *kwargs.values()) if isinstance(a, cls)), None)
-        raise not_a_tensor(getattr(func, "__name__", str(func)), weight)
-
     # ---- copies ---------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         for derived in (
             "_plan",
+            "_chooser",
             "tape",
             "wants_gradient",
             "number",

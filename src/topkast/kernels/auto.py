@@ -18,6 +18,7 @@ from torch import Tensor
 from topkast.kernels.engine import ConvGeometry, Engine
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.plan import Plan
+from topkast.kernels.product import Product
 
 # What the numbers in `choices` stand for.
 NAMES = ("undecided", *sorted(ENGINES, key=lambda name: ENGINES[name].code))
@@ -44,8 +45,7 @@ class Case:
     shape: tuple[int, ...]
     num_active: int
     num_updated: int
-    geometry: ConvGeometry | None
-    transpose: bool
+    product: Product
     size: int
     dtype: torch.dtype
     num_threads: int
@@ -68,40 +68,37 @@ class Auto:
 
     def __init__(self, choices: Tensor) -> None:
         self.choices = choices
+        self._picked: dict[tuple[Product, int], Engine] = {}
+        self._version = -1
 
-    def pick(
-        self,
-        plan: Plan,
-        values: Tensor,
-        x: Tensor,
-        *,
-        geometry: ConvGeometry | None = None,
-        transpose: bool = False,
-        is_training: bool | None = None,
-    ) -> Engine:
-        """The engine for a product of a layer with x: that of a convolution if there is a geometry.
-
-        Only a training pass measures. Whether it is one is seen by autograd, unless `is_training` says it.
-        """
-        usable = usable_engines("linear" if geometry is None else "conv", geometry, x.device)
-        if "native" not in usable and x.device.type != "cpu":
-            return ENGINES["masked"]  # without asking the device for `choices`
-        table = self.choices.tolist()
+    def pick(self, product: Product, plan: Plan, values: Tensor, x: Tensor, *, is_training: bool) -> Engine:
+        """The engine for a product with a flat input x. Only a training pass measures."""
         size = min(x.numel().bit_length(), NUM_SIZES - 1)
+        version = 0 if self.choices.is_inference() else self.choices._version
+        if version != self._version:  # somebody has loaded or decided something
+            self._picked, self._version = {}, version
+        engine = self._picked.get((product, size))
+        return self._look_up(product, plan, values, x, size, is_training) if engine is None else engine
+
+    def _look_up(
+        self, product: Product, plan: Plan, values: Tensor, x: Tensor, size: int, is_training: bool
+    ) -> Engine:
+        usable = usable_engines(product.kind, product.geometry, x.device)
+        if product.kind == "embedding":  # one that touches the rows that are looked up and no others
+            engine = self._picked[product, size] = ENGINES["native" if "native" in usable else "csr"]
+            return engine
+        table = self.choices.tolist()
         name = next((NAMES[code] for code in table[size:] if code), None)
-        if is_training is None:
-            is_training = torch.is_grad_enabled() and values.requires_grad
         if name is None and is_training and _can_measure(x):
-            name = _winner(usable, plan, values.detach(), x.detach(), geometry, transpose, size)
+            name = _winner(usable, plan, values.detach(), x.detach(), product, size)
             with torch.no_grad():
                 self.choices[size] = NAMES.index(name)
-        if name is None:
+        if name is None:  # nothing is decided for such a size yet: not to be remembered
             name = next((NAMES[code] for code in reversed(table) if code), None)
-        return ENGINES[name] if name in usable else _by_rule(usable, plan)
-
-    def pick_lookup(self, plan: Plan) -> Engine:
-        """The engine for an embedding: one that touches the rows that are looked up and no others."""
-        return ENGINES["native" if "native" in usable_engines("embedding", None, plan.device) else "csr"]
+            return ENGINES[name] if name in usable else _by_rule(usable, plan)
+        engine = ENGINES[name] if name in usable else _by_rule(usable, plan)
+        self._picked[product, size] = engine
+        return engine
 
     def describe(self) -> str:
         """For tables: what was decided for the largest input so far."""
@@ -130,48 +127,34 @@ def _by_rule(usable: list[str], plan: Plan) -> Engine:
     return ENGINES["masked"]
 
 
-def _winner(
-    usable: list[str],
-    plan: Plan,
-    values: Tensor,
-    x: Tensor,
-    geometry: ConvGeometry | None,
-    transpose: bool,
-    size: int,
-) -> str:
+def _winner(usable: list[str], plan: Plan, values: Tensor, x: Tensor, product: Product, size: int) -> str:
     case = Case(
         plan.shape,
         plan.num_active,
         plan.num_updated,
-        geometry,
-        transpose,
+        product,
         size,
         x.dtype,
         torch.get_num_threads(),
     )
     if case not in _measured:
         candidates = [n for n in usable if n != "masked" or plan.numel <= _DENSE_LIMIT]
-        passes = {n: _training_pass(ENGINES[n], plan, values, x, geometry, transpose) for n in candidates}
+        passes = {n: _training_pass(ENGINES[n], plan, values, x, product) for n in candidates}
         _measured[case] = fastest(passes)
         plan.forget_derived()  # what the losers made of it would stay as long as the sets do
     return _measured[case]
 
 
 def _training_pass(
-    engine: Engine, plan: Plan, values: Tensor, x: Tensor, geometry: ConvGeometry | None, transpose: bool
+    engine: Engine, plan: Plan, values: Tensor, x: Tensor, product: Product
 ) -> Callable[[], None]:
     """Forward and backward pass of one layer; the output serves as its own gradient."""
 
-    def linear() -> None:
-        y = engine.linear(plan, values, x, None, transpose=transpose)
-        engine.linear_grads(plan, values, x, y, (True, True, False), transpose=transpose)
+    def both() -> None:
+        y = product.compute(engine, plan, values, x, None)
+        product.grads(engine, plan, values, x, y, (True, True, False))
 
-    def conv() -> None:
-        assert geometry is not None
-        y = engine.conv(plan, values, x, None, geometry)
-        engine.conv_grads(plan, values, x, y, geometry, (True, True))
-
-    return linear if geometry is None else conv
+    return both
 
 
 def fastest(passes: dict[str, Callable[[], None]], clock: Callable[[], float] = time.perf_counter) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topkast.core import products
 from topkast.core.weight import SparseWeight
 from topkast.kernels.engine import ConvGeometry
+from topkast.kernels.ops import multiply
+from topkast.kernels.product import Conv
 from topkast.nn.base import SparseLayer
 
 
@@ -57,7 +58,7 @@ class _Conv(SparseLayer):
         if self._pads_first:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             input = F.pad(input, self._pads, mode=mode)
-        return products.conv(self.weight, input, self.bias, self._geometry)
+        return multiply(self.weight, Conv(self._geometry), input, self.bias)
 
     def extra_repr(self) -> str:
         return (

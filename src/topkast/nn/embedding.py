@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from topkast.core import products
 from topkast.core.weight import SparseWeight
+from topkast.kernels.ops import multiply
+from topkast.kernels.product import Lookup
 from topkast.nn.base import SparseLayer
 
 
@@ -36,9 +37,8 @@ class Embedding(SparseLayer):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        return products.embedding(
-            self.weight, input, padding_idx=self.padding_idx, scale_by_frequency=self.scale_grad_by_freq
-        )
+        padding_idx = -1 if self.padding_idx is None else self.padding_idx
+        return multiply(self.weight, Lookup(padding_idx, self.scale_grad_by_freq), input)
 
     def extra_repr(self) -> str:
         pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

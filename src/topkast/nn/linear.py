@@ -6,9 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from topkast.core import products
 from topkast.core.weight import SparseWeight
+from topkast.kernels import product
+from topkast.kernels.ops import multiply
 from topkast.nn.base import SparseLayer
+
+_BY_ROW, _BY_COLUMN = product.Linear(), product.Linear(transpose=True)
 
 
 class Linear(SparseLayer):
@@ -28,7 +31,7 @@ class Linear(SparseLayer):
         return self._build(nn.Linear, weight, *sizes, bias=self.bias is not None)
 
     def forward(self, input: Tensor) -> Tensor:
-        return products.linear(self.weight, input, self.bias)
+        return multiply(self.weight, _BY_ROW, input, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -51,4 +54,4 @@ class Conv1D(SparseLayer):
         return self._build(self._original, weight, self.nf, self.nx)
 
     def forward(self, x: Tensor) -> Tensor:
-        return products.linear(self.weight, x, self.bias, transpose=True)
+        return multiply(self.weight, _BY_COLUMN, x, self.bias)
