@@ -16,7 +16,7 @@ from torch import nn
 
 from topkast import methods
 from topkast.convert.handle import Handle
-from topkast.convert.meta import Initialise
+from topkast.convert.origin import Initialise
 from topkast.convert.sparsify import sparsify
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.initial import Initial

@@ -6,12 +6,12 @@ from collections.abc import Collection
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from topkast.convert.handle import Handle
 from topkast.convert.huggingface import inform
-from topkast.convert.meta import Init, Initialise, bring_to_life, check_init, check_rest, initial_of
-from topkast.core.build import implicit_moment, implicit_weight, stored_moment, stored_weight
+from topkast.convert.origin import AsDrawn, AsGiven, Init, Initialise
+from topkast.core.build import Start, first_moment, make_weight
 from topkast.core.distribution import Distribution, spread
 from topkast.core.loading import check_states
 from topkast.core.select import derive_key
@@ -79,8 +79,7 @@ def sparsify(
         RuntimeError: The model is already sparse.
     """
     _check_arguments(model, method, budget, reservoir, engine)
-    is_implicit = reservoir == "implicit"
-    if not is_implicit and (init is not None or initialise is not None):
+    if reservoir == "stored" and (init is not None or initialise is not None):
         raise ValueError(
             '`init` and `initialise` are for reservoir="implicit": a stored one keeps what is given'
         )
@@ -102,21 +101,15 @@ def sparsify(
     )
     if seed is None:
         seed = int(torch.randint(2**62, ()))
-    if is_implicit:
-        check_init(init, groups)
-        replaced = {id(m.layer) for group in groups for m in group.members}
-        check_rest(model, replaced, initialise)
+    origin = AsDrawn(init, initialise, device) if reservoir == "implicit" else AsGiven()
+    origin.check(model, groups)
+    starts = {group.name: origin.start(group) for group in groups}
+    sets = _first_sets(method, starts, counts, seed)
     replacements: dict[int, nn.Module] = {}
     fallbacks: dict[str, str] = {}
     for group in groups:
-        (_check_empty if is_implicit else _check_weight)(group.name, group.parameter)
-    sets = _first_sets(method, groups, counts, seed, init, is_implicit=is_implicit)
-    for group in groups:
-        first = sets.get(group.name)
-        if is_implicit:
-            weight = _draw_weight(group, method, counts[group.name], seed, init, device, first)
-        else:
-            weight = _keep_weight(group, method, counts[group.name], seed, first)
+        name = group.name
+        weight = _make_weight(name, starts[name], method, counts[name], seed, sets.get(name))
         vars(weight.values).update(tags(group.parameter))
         for member in group.members:
             replacements[id(member.layer)] = _make_layer(member.sparse_type, member.layer, weight)
@@ -125,8 +118,7 @@ def sparsify(
     # Nothing below can fail for a reason of the caller's: from here on the model changes.
     _swap(model, findings, replacements)
     inform(model)
-    if is_implicit:
-        bring_to_life(model, torch.device(device), seed, initialise)
+    origin.finish(model, seed)
     model.register_load_state_dict_pre_hook(check_states)
     return Handle(model, method, left_dense=findings.left_dense, fallbacks=fallbacks)
 
@@ -162,90 +154,27 @@ def _num_dense(model: nn.Module, groups: list[WeightGroup]) -> int:
     return total - sum(group.parameter.numel() for group in groups)
 
 
-def _check_weight(name: str, parameter: Tensor) -> None:
-    if parameter.is_meta:
-        raise ValueError(
-            f"layer {name!r} is on the meta device and has no values; "
-            'use reservoir="implicit", or initialise the model on a real device first '
-            "(`model.to_empty(device=…)`, then its own init)"
-        )
-    if not parameter.is_floating_point():
-        raise ValueError(f"layer {name!r} must have floating-point weights, got {parameter.dtype}")
-    if parameter.numel() == 0:
-        raise ValueError(f"layer {name!r} has an empty weight of shape {tuple(parameter.shape)}")
-    if not torch.isfinite(parameter).all():
-        bad = int((~torch.isfinite(parameter)).sum())
-        raise ValueError(
-            f"layer {name!r} has {bad} weights that are not finite, which have no rank by magnitude; "
-            "initialise it before sparsify"
-        )
-
-
-def _check_empty(name: str, parameter: Tensor) -> None:
-    if not parameter.is_meta:
-        raise ValueError(
-            f"layer {name!r} has values, which an implicit reservoir cannot hold: it only knows weights that "
-            'were drawn at random. Use reservoir="stored" to keep them, or build the model without them: '
-            '`with torch.device("meta"): model = …`'
-        )
-    if parameter.numel() == 0:
-        raise ValueError(f"layer {name!r} has an empty weight of shape {tuple(parameter.shape)}")
-
-
 def _first_sets(
-    method: Method,
-    groups: list[WeightGroup],
-    counts: dict[str, Counts],
-    seed: int,
-    init: Init | None,
-    *,
-    is_implicit: bool,
+    method: Method, starts: dict[str, Start], counts: dict[str, Counts], seed: int
 ) -> dict[str, Sets]:
     """The first sets of a method that chooses those of all layers together; nothing for others."""
     if not method.is_global:
         return {}
-    moments = {}
-    for group in groups:
-        key, c = derive_key(seed, group.name), counts[group.name]
-        if is_implicit:
-            initial, dtype = initial_of(group, init), group.parameter.dtype
-            moments[group.name] = implicit_moment(initial, c, name=group.name, key=key, dtype=dtype)
-        else:
-            moments[group.name] = stored_moment(group.parameter, c, name=group.name, key=key)
-    return method.choose_together(moments)
+    return method.choose_together(
+        {
+            name: first_moment(start, counts[name], name=name, key=derive_key(seed, name))
+            for name, start in starts.items()
+        }
+    )
 
 
-def _keep_weight(
-    group: WeightGroup, method: Method, counts: Counts, seed: int, sets: Sets | None
+def _make_weight(
+    name: str, start: Start, method: Method, counts: Counts, seed: int, sets: Sets | None
 ) -> SparseWeight:
-    key = derive_key(seed, group.name)
-    return stored_weight(group.parameter, method, counts, name=group.name, key=key, sets=sets)
-
-
-def _draw_weight(
-    group: WeightGroup,
-    method: Method,
-    counts: Counts,
-    seed: int,
-    init: Init | None,
-    device: torch.device | str,
-    sets: Sets | None,
-) -> SparseWeight:
-    distribution = initial_of(group, init)
     try:
-        return implicit_weight(
-            tuple(group.parameter.shape),
-            distribution,
-            method,
-            counts,
-            name=group.name,
-            key=derive_key(seed, group.name),
-            dtype=group.parameter.dtype,
-            device=device,
-            sets=sets,
-        )
+        return make_weight(start, method, counts, name=name, key=derive_key(seed, name), sets=sets)
     except ValueError as error:
-        raise ValueError(f"layer {group.name!r}: {error}") from None
+        raise ValueError(f"layer {name!r}: {error}") from None
 
 
 def _make_layer(sparse_type: type[SparseLayer], dense: nn.Module, weight: SparseWeight) -> SparseLayer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.initial import Initial
 from topkast.core.moment import Moment
-from topkast.core.reservoir import DenseTheta, EmptyReservoir, Reservoir, StoredReservoir
+from topkast.core.reservoir import DenseTheta, EmptyReservoir, Reservoir, StoredReservoir, Theta
 from topkast.core.select import derive_key, generator_for
 from topkast.core.sets import Counts, Sets
 from topkast.core.slots import Companion
@@ -33,35 +34,97 @@ class Chooser(Protocol):
     def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion | None: ...
 
 
-@torch.no_grad()
-def stored_moment(theta: Tensor, counts: Counts, *, name: str, key: int) -> Moment:
-    """What a method is shown of a dense θ⁰."""
-    return Moment(DenseTheta(theta.detach().reshape(-1)), counts, generator_for(key, 0), name=name)
+class Start(ABC):
+    """θ⁰ of one weight that has no sets yet.
 
-
-@torch.no_grad()
-def stored_weight(
-    theta: Tensor,
-    method: Chooser,
-    counts: Counts,
-    *,
-    name: str,
-    key: int,
-    sets: Sets | None = None,
-) -> SparseWeight:
-    """From a dense θ⁰, which is kept where the method may fetch from it.
-
-    `sets` are the first ones, if they are chosen already.
+    Attributes:
+        shape: Of the dense weight.
+        dtype: Of its values.
+        device: Where the weight will be.
     """
-    flat = theta.detach().reshape(-1)
-    moment = stored_moment(theta, counts, name=name, key=key)
-    sets = (sets or method.choose(moment)).to(theta.device)
-    reservoir: Reservoir = (
-        StoredReservoir(flat, sets.indices) if method.fetches else EmptyReservoir(counts.numel)
-    )
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def theta(self, key: int) -> Theta:
+        """θ⁰, for choosing the first sets. `key` is the weight's."""
+
+    @abstractmethod
+    def begin(self, indices: Tensor, key: int, *, fetches: bool) -> tuple[Tensor, Reservoir]:
+        """The values on the first B, and what is known of C; it is forgotten unless something `fetches`."""
+
+
+class Kept(Start):
+    """A dense θ⁰, which is kept where the method may fetch from it."""
+
+    def __init__(self, theta: Tensor) -> None:
+        self.shape, self.dtype, self.device = tuple(theta.shape), theta.dtype, theta.device
+        self._flat = theta.detach().reshape(-1)
+
+    def theta(self, key: int) -> Theta:
+        return DenseTheta(self._flat)
+
+    def begin(self, indices: Tensor, key: int, *, fetches: bool) -> tuple[Tensor, Reservoir]:
+        numel = self._flat.numel()
+        reservoir = StoredReservoir(self._flat, indices) if fetches else EmptyReservoir(numel)
+        return self._flat.index_select(0, indices), reservoir
+
+
+class Drawn(Start):
+    """A θ⁰ that exists as a stream only: nothing of dense size is made."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        initial: Initial,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
+        self._initial = initial
+
+    def _reservoir(self, key: int) -> ImplicitReservoir:
+        numel = torch.Size(self.shape).numel()
+        return ImplicitReservoir(numel, derive_key(key, "stream"), self._initial, self.dtype)
+
+    def theta(self, key: int) -> Theta:
+        nothing = (torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=self.dtype))
+        return self._reservoir(key).theta(*nothing)
+
+    def begin(self, indices: Tensor, key: int, *, fetches: bool) -> tuple[Tensor, Reservoir]:
+        reservoir = self._reservoir(key)
+        values = reservoir.begin(indices.cpu()).to(self.device)
+        return values, reservoir if fetches else EmptyReservoir(reservoir.numel)
+
+
+@torch.no_grad()
+def first_moment(start: Start, counts: Counts, *, name: str, key: int) -> Moment:
+    """What a method is shown of a weight that is being made.
+
+    Raises:
+        ValueError: Too many elements, or a dtype that cannot be drawn.
+    """
+    return Moment(start.theta(key), counts, generator_for(key, 0), name=name)
+
+
+@torch.no_grad()
+def make_weight(
+    start: Start, method: Chooser, counts: Counts, *, name: str, key: int, sets: Sets | None = None
+) -> SparseWeight:
+    """A weight with its first sets; `sets` are these, if they are chosen already.
+
+    Raises:
+        ValueError: Too many elements, or a dtype that cannot be drawn.
+    """
+    moment = first_moment(start, counts, name=name, key=key)
+    sets = (sets or method.choose(moment)).to(start.device)
+    values, reservoir = start.begin(sets.indices, key, fetches=method.fetches)
+    companion = method.companion(moment, sets, start.dtype)
     return SparseWeight(
-        tuple(theta.shape),
-        flat.index_select(0, sets.indices),
+        start.shape,
+        values,
         sets,
         reservoir,
         name=name,
@@ -69,59 +132,5 @@ def stored_weight(
         explore_until=method.exploration_end(),
         target=counts,
         is_resizable=method.resizes,
-        companion=_companion(method, moment, sets, flat),
-    )
-
-
-def implicit_moment(
-    initial: Initial, counts: Counts, *, name: str, key: int, dtype: torch.dtype = torch.float32
-) -> Moment:
-    """What a method is shown of a θ⁰ that exists as a stream only."""
-    nothing = (torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=dtype))
-    theta = _stream_reservoir(initial, counts, key, dtype).theta(*nothing)
-    return Moment(theta, counts, generator_for(key, 0), name=name)
-
-
-def _stream_reservoir(initial: Initial, counts: Counts, key: int, dtype: torch.dtype) -> ImplicitReservoir:
-    return ImplicitReservoir(counts.numel, derive_key(key, "stream"), initial, dtype)
-
-
-def _companion(method: Chooser, moment: Moment, sets: Sets, like: Tensor) -> Companion | None:
-    companion = method.companion(moment, sets, like.dtype)
-    return None if companion is None else companion.to(like.device)
-
-
-@torch.no_grad()
-def implicit_weight(
-    shape: tuple[int, ...],
-    initial: Initial,
-    method: Chooser,
-    counts: Counts,
-    *,
-    name: str,
-    key: int,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    sets: Sets | None = None,
-) -> SparseWeight:
-    """With a θ⁰ that exists as a stream only: nothing of dense size is made.
-
-    Raises:
-        ValueError: Too many elements, or a dtype that cannot be.
-    """
-    reservoir = _stream_reservoir(initial, counts, key, dtype)
-    moment = implicit_moment(initial, counts, name=name, key=key, dtype=dtype)
-    sets = sets or method.choose(moment)
-    values = reservoir.begin(sets.indices)
-    return SparseWeight(
-        shape,
-        values.to(device),
-        sets.to(torch.device(device)),
-        reservoir if method.fetches else EmptyReservoir(counts.numel),
-        name=name,
-        key=key,
-        explore_until=method.exploration_end(),
-        target=counts,
-        is_resizable=method.resizes,
-        companion=_companion(method, moment, sets, values.to(device)),
+        companion=None if companion is None else companion.to(start.device),
     )

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from topkast.core.build import Chooser, implicit_weight
+from topkast.core.build import Chooser, Drawn, make_weight
 from topkast.core.initial import Initial, initial
 from topkast.core.loading import check_states
 from topkast.core.select import derive_key
@@ -83,16 +83,9 @@ class SparseLayer(nn.Module):
         numel = layer.weight.numel()
         counts = Counts.from_density(numel, 1 - method.forward_sparsity, 1 - method.backward_sparsity)
         key = derive_key(int(torch.randint(2**62, ())) if seed is None else seed, name)
-        weight = implicit_weight(
-            shape,
-            own_initial(layer, shape) if init is None else initial(init, shape),
-            method,
-            counts,
-            name=name,
-            key=key,
-            dtype=layer.weight.dtype,
-            device=device,
-        )
+        distribution = own_initial(layer, shape) if init is None else initial(init, shape)
+        start = Drawn(shape, distribution, layer.weight.dtype, device)
+        weight = make_weight(start, method, counts, name=name, key=key)
         if getattr(layer, "bias", None) is not None:
             layer.bias = nn.Parameter(torch.empty_like(layer.bias, device=device))
             with torch.random.fork_rng(devices=[]):

@@ -1,7 +1,12 @@
-"""Models built on the meta device: the initial distribution of each layer, and how the dense rest starts."""
+"""Where a model's weights come from: its own, or drawn, for a model that was built on the meta device.
+
+`AsGiven` and `AsDrawn` answer what `sparsify` asks of either: is the model fit for it, how does each weight
+start, and what becomes of the rest.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -9,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from topkast.core.build import Drawn, Kept, Start
 from topkast.core.distribution import matches, nearest
 from topkast.core.initial import Initial, Normal, Uniform, initial
 from topkast.core.select import derive_key
@@ -20,6 +26,86 @@ from topkast.nn.start import own_initial, start_bias
 
 Init = str | Initial | Mapping[str, str | Initial]
 Initialise = Callable[[nn.Module], Any]
+
+
+class Origin(ABC):
+    """What `sparsify` asks."""
+
+    @abstractmethod
+    def check(self, model: nn.Module, groups: list[WeightGroup]) -> None:
+        """Raises ValueError if these weights of the model cannot start so. Nothing is changed."""
+
+    @abstractmethod
+    def start(self, group: WeightGroup) -> Start:
+        """How one of them starts."""
+
+    def finish(self, model: nn.Module, seed: int) -> None:  # noqa: B027  (nothing is a fine default)
+        """Called when the sparse layers are in their places."""
+
+
+class AsGiven(Origin):
+    """The model's own weights."""
+
+    def check(self, model: nn.Module, groups: list[WeightGroup]) -> None:
+        for group in groups:
+            _check_weight(group.name, group.parameter)
+
+    def start(self, group: WeightGroup) -> Start:
+        return Kept(group.parameter)
+
+
+class AsDrawn(Origin):
+    """Weights that are drawn without ever being there; see `sparsify` for the arguments."""
+
+    def __init__(self, init: Init | None, initialise: Initialise | None, device: torch.device | str) -> None:
+        self._init, self._initialise, self._device = init, initialise, torch.device(device)
+
+    def check(self, model: nn.Module, groups: list[WeightGroup]) -> None:
+        check_init(self._init, groups)
+        replaced = {id(m.layer) for group in groups for m in group.members}
+        check_rest(model, replaced, self._initialise)
+        for group in groups:
+            _check_empty(group.name, group.parameter)
+
+    def start(self, group: WeightGroup) -> Start:
+        parameter = group.parameter
+        return Drawn(tuple(parameter.shape), initial_of(group, self._init), parameter.dtype, self._device)
+
+    def finish(self, model: nn.Module, seed: int) -> None:
+        bring_to_life(model, self._device, seed, self._initialise)
+
+
+def _check_weight(name: str, parameter: Tensor) -> None:
+    if parameter.is_meta:
+        raise ValueError(
+            f"layer {name!r} is on the meta device and has no values; "
+            'use reservoir="implicit", or initialise the model on a real device first '
+            "(`model.to_empty(device=…)`, then its own init)"
+        )
+    if not parameter.is_floating_point():
+        raise ValueError(f"layer {name!r} must have floating-point weights, got {parameter.dtype}")
+    if parameter.numel() == 0:
+        raise ValueError(f"layer {name!r} has an empty weight of shape {tuple(parameter.shape)}")
+    if not torch.isfinite(parameter).all():
+        bad = int((~torch.isfinite(parameter)).sum())
+        raise ValueError(
+            f"layer {name!r} has {bad} weights that are not finite, which have no rank by magnitude; "
+            "initialise it before sparsify"
+        )
+
+
+def _check_empty(name: str, parameter: Tensor) -> None:
+    if not parameter.is_meta:
+        raise ValueError(
+            f"layer {name!r} has values, which an implicit reservoir cannot hold: it only knows weights that "
+            'were drawn at random. Use reservoir="stored" to keep them, or build the model without them: '
+            '`with torch.device("meta"): model = …`'
+        )
+    if parameter.numel() == 0:
+        raise ValueError(f"layer {name!r} has an empty weight of shape {tuple(parameter.shape)}")
+
+
+# ---- the initial distribution of each layer -----------------------------------------------------------
 
 
 def initial_of(group: WeightGroup, init: Init | None) -> Initial:
