@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from topkast.core.allocate import share_out
+from topkast.core.distribution import share_out
 from topkast.core.moment import Moment
 from topkast.core.schedule import check_fraction, check_steps
 from topkast.core.select import random_outside, random_subset, top_k

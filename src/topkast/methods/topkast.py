@@ -10,9 +10,8 @@ import torch
 
 from topkast.core.moment import Moment
 from topkast.core.schedule import check_steps
-from topkast.core.select import random_outside, top_k
+from topkast.core.select import random_outside, top_k, top_together, within_together
 from topkast.core.sets import Counts, Sets
-from topkast.core.together import top_together, within_together
 from topkast.methods.base import Method
 
 

@@ -12,13 +12,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "gather.hpp"
-#include "inspect.hpp"
 #include "kernels.hpp"
-#include "match.hpp"
 #include "plan.hpp"
+#include "positions.hpp"
 #include "rows.hpp"
 #include "select.hpp"
+#include "slots.hpp"
 #include "table.hpp"
 
 namespace nb = nanobind;

@@ -5,7 +5,6 @@
 // their panels too.
 #pragma once
 
-#include "conv.hpp"
 #include "kernels_impl.hpp"
 #include "patches_impl.hpp"
 

@@ -1,7 +1,6 @@
 // Where the pixels of a panel come from, for one instruction set; included after kernels_impl.hpp.
 #pragma once
 
-#include "conv.hpp"
 #include "kernels_impl.hpp"
 
 namespace topkast {

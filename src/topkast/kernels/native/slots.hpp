@@ -1,4 +1,4 @@
-// Matching two increasing lists of positions: which elements stay, which enter, which leave.
+// From one list of positions to the next: which elements stay, enter and leave, and moving numbers along with them.
 #pragma once
 
 #include <cstdint>
@@ -26,5 +26,10 @@ class Changes {
   std::vector<Chunk> chunks_;
   int64_t num_entering_ = 0, num_leaving_ = 0;
 };
+
+// out[i] = from[source[i]] for each i < count; num_from > 0 unless count is 0. False if a place is not within `from`:
+// what `out` has then means nothing. For unsigned integers of 1, 2, 4 and 8 bytes.
+template <typename T>
+bool gather(const T* from, int64_t num_from, const int64_t* source, int64_t count, T* out, int num_threads);
 
 }  // namespace topkast

@@ -1,8 +1,6 @@
-#include "inspect.hpp"
+#include "positions.hpp"
 
 #include <cstring>
-
-#include "positions.hpp"
 
 namespace topkast {
 namespace {
