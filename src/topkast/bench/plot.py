@@ -7,6 +7,7 @@ from typing import Any
 
 from topkast.bench.ratios import ideal
 from topkast.bench.report import Report, check_folder
+from topkast.extras import load_matplotlib
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers differ as well.
 _STYLES = {
@@ -84,16 +85,6 @@ def plot(report: Report, path: Path) -> None:
     _label(axes, drawn, report)
     _dress(axes, ticker, report, pairs)
     figure.savefig(path, dpi=150)
-
-
-def load_matplotlib() -> tuple[Any, Any]:
-    """The Figure and ticker of matplotlib: no window system, no global state."""
-    try:
-        from matplotlib import ticker
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"plots need matplotlib: `pip install topkast[plots]` ({error})") from error
-    return Figure, ticker
 
 
 def _x(sparsity: float) -> float:

@@ -7,8 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from topkast.bench.plot import load_matplotlib
 from topkast.cli.options import add_options, add_preset, configuration, given
+from topkast.extras import load_matplotlib
 from topkast.report import read_run, write_comparison
 from topkast.report.groups import Group, group
 from topkast.report.words import MISSING, duration, number, size

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from topkast.bench.plot import load_matplotlib
+from topkast.extras import load_matplotlib
 from topkast.report import read_run, write_comparison, write_report
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from topkast.bench.plot import load_matplotlib
+from topkast.extras import load_matplotlib
 from topkast.reproduce.cache import place
 from topkast.reproduce.catalogue import EXPERIMENTS, choose
 from topkast.reproduce.cost import forecast

@@ -8,9 +8,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from topkast.bench.plot import load_matplotlib
 from topkast.cli.options import add_options, add_preset, configuration, given
 from topkast.core.ranks import Ranks
+from topkast.extras import load_matplotlib
 from topkast.report import write_report
 from topkast.store.record import read_run
 from topkast.store.run import Run

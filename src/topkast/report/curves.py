@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from topkast.bench.plot import load_matplotlib
+from topkast.extras import load_matplotlib
 from topkast.report.style import draw_line, finite, label, legend, looks, new_figure, say_empty, styled
 from topkast.store.run import Progress, Run
 

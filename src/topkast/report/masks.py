@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topkast.bench.plot import load_matplotlib
+from topkast.extras import load_matplotlib
 from topkast.report.style import LINES, draw_band, finite, legend, new_figure, say_empty, styled
 from topkast.store.run import Run
 

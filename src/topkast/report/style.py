@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from topkast.bench.plot import load_matplotlib
+from topkast.extras import load_matplotlib
 from topkast.store.run import is_dense
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; lines differ in their dashes as well.
