@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import topkast
 from topkast.bench.peak import resident
-from topkast.data.stdlib_text import stdlib_text
+from topkast.data.plain_text import stdlib_text
 from topkast.models import Decoder
 
 

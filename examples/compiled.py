@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import topkast
-from topkast.data.stdlib_text import stdlib_text
+from topkast.data.plain_text import stdlib_text
 from topkast.models import Decoder
 
 WINDOW = 32

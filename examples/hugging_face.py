@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import topkast
-from topkast.data.stdlib_text import stdlib_text
+from topkast.data.plain_text import stdlib_text
 from topkast.integrations.huggingface import TopKASTCallback, from_pretrained
 
 WINDOW, STEPS = 64, 60

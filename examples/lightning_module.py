@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import topkast
-from topkast.data.digits import digits
+from topkast.data.images import digits
 from topkast.integrations.lightning import TopKASTCallback
 
 

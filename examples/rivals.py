@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import topkast
-from topkast.data.digits import digits
+from topkast.data.images import digits
 
 STEPS = 300
 METHODS: dict[str, topkast.Method] = {

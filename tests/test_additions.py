@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import topkast
 from topkast.core.moment import Moment
 from topkast.core.sets import Sets
-from topkast.data.files import DATA_SETS, DataSet, find
+from topkast.data.datasets import DATA_SETS, DataSet, find
 from topkast.kernels.auto import NAMES
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.masked import MaskedEngine

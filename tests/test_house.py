@@ -39,7 +39,6 @@ SAME_NAMES = {
     "catalogue.py": "networks, and experiments",
     "conv.py": "a suite of the benchmarks is named as the layer it measures",
     "export.py": "a command, and what it calls",
-    "files.py": "data sets as files, and writing any file whole",
     "figures.py": "figures of the paper, and numbers for a framework's log",
     "forecast.py": "of shapes, and of a configured run",
     "generate.py": "a command, and what it calls",
@@ -53,8 +52,6 @@ SAME_NAMES = {
     "recipe.py": "of a sparse model, and of an experiment's runs",
     "report.py": "a command, and what a benchmark leaves behind",
     "select.py": "a suite of the benchmarks is named as what it measures",
-    "text.py": "for people to read, and to learn from",
-    "words.py": "of a vocabulary, and of reports",
 }
 # Folders that hold a design, each with a README: what belongs there, what it promises.
 DESIGNS = (
@@ -109,7 +106,7 @@ def test_every_part_has_its_layer() -> None:
         ("data", "from topkast.store.files import replaced", True),
         ("data", "from topkast.data.batches import Order", True),
         ("data", "from topkast.models.network import Network", False),  # a sibling
-        ("store", "from topkast.data import files", False),  # above
+        ("store", "from topkast.data import datasets", False),  # above
         ("store", "def f():\n    import topkast.train.job", False),  # late, and above all the same
         ("core", "from topkast import nn", False),
         ("core", "from topkast import sparsify", False),  # the package, which is on top of all

@@ -1,21 +1,49 @@
-"""Modules that have moved, under the names by which programs may still import them."""
+"""Modules that have moved, under the names by which programs and pickled models may still ask for them.
+
+Nothing is imported before it is asked for. The module that an old name gives is the new one itself, so
+that classes are the same whichever way they were reached.
+"""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
-
-from topkast import cost
-from topkast.cost import accounting, flops, forecast, memory, parameters
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 MOVED = {
-    "topkast.convert.flops": flops,
-    "topkast.convert.memory": memory,
-    "topkast.convert.parameters": parameters,
-    "topkast.convert.stats": parameters,
-    "topkast.core.accounting": accounting,
-    "topkast.planning": cost,
-    "topkast.planning.forecast": forecast,
+    "topkast.convert.flops": "topkast.cost.flops",
+    "topkast.convert.memory": "topkast.cost.memory",
+    "topkast.convert.parameters": "topkast.cost.parameters",
+    "topkast.convert.stats": "topkast.cost.parameters",
+    "topkast.core.accounting": "topkast.cost.accounting",
+    "topkast.data.decoded": "topkast.data.imagenet",
+    "topkast.data.digits": "topkast.data.images",
+    "topkast.data.stdlib_text": "topkast.data.plain_text",
+    "topkast.planning": "topkast.cost",
+    "topkast.planning.forecast": "topkast.cost.forecast",
 }
-for _name, _module in MOVED.items():
-    _package, _, _last = _name.rpartition(".")
-    setattr(import_module(_package), _last, _module)
-    sys.modules[_name] = _module
+
+
+class _Moved(MetaPathFinder, Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(MOVED[spec.name])
+        # The import system gives the module this spec; `exec_module` gives it its own back.
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        assert spec is not None
+        module.__spec__ = spec.loader_state
+
+
+# First: a package's old name has the new one's folder, in which others would find its files again.
+sys.meta_path.insert(0, _Moved())

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from topkast.data.digits import digits
-from topkast.data.images import read_idx, read_images
-from topkast.data.stdlib_text import stdlib_text
+from topkast.data.images import digits, read_idx, read_images
+from topkast.data.plain_text import stdlib_text
 
 
 def test_stdlib_text_is_real_text_with_other_files_held_out() -> None:

@@ -16,10 +16,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.data.augment import NUM_DRAWS, central_box, cut, random_box
-from topkast.data.decoded import decode_images, open_decoded
-from topkast.data.image_stream import MEAN, STD, ImageStream, made_ahead
-from topkast.data.imagenet import ImageFiles, index_images, read_imagenet
+from topkast.data.image_stream import (
+    MEAN,
+    NUM_DRAWS,
+    STD,
+    ImageStream,
+    central_box,
+    cut,
+    made_ahead,
+    random_box,
+)
+from topkast.data.imagenet import (
+    ImageFiles,
+    decode_images,
+    index_images,
+    open_decoded,
+    read_imagenet,
+)
 
 Image = pytest.importorskip("PIL.Image")
 

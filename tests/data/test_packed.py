@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.data.files import DATA_SETS, Packed, find, locate
+from topkast.data.datasets import DATA_SETS, Packed, find, locate
 
 TEXT = b"The quick brown fox jumps over the lazy dog. " * 200
 PACK: dict[str, Callable[[bytes], bytes]] = {

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from topkast.data.images import read_folder
-from topkast.data.text import check_length, read_text
+from topkast.data.images import read_byte_folder
+from topkast.data.plain_text import check_length, read_text
 
 SENTENCE = b"The quick brown fox jumps over the lazy dog. "
 
@@ -90,13 +90,13 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     for label, name in enumerate(("cat", "dog", "emu")):
         for i in range(20):
             _picture(tmp_path / name / f"{i}.png", 100 * label + i)
-    images = read_folder(tmp_path, side=8)
+    images = read_byte_folder(tmp_path, side=8)
     assert images.classes == ("cat", "dog", "emu")
     assert len(images.train[1]) + len(images.held_out[1]) == 60
     assert 0 < len(images.held_out[1]) < 20
     assert images.train[0].shape[1:] == (3, 8, 8)
     for x, y in (images.train, images.held_out):
-        assert torch.equal((255 * x[:, 0, 4, 4]).round().long() // 100, y)
+        assert torch.equal(x[:, 0, 4, 4].long() // 100, y)
 
 
 def test_train_and_val_folders_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_train_and_val_folders_are_taken_as_they_are(tmp_path: Path) -> None:
         for name in ("a", "b"):
             for i in range(count):
                 _picture(tmp_path / part / name / f"{i}.jpg", 10 * i)
-    images = read_folder(tmp_path, side=8)
+    images = read_byte_folder(tmp_path, side=8)
     assert (len(images.train[1]), len(images.held_out[1])) == (8, 4)
 
 
@@ -113,22 +113,22 @@ def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
         _picture(tmp_path / name / "good.png", 3)
     (tmp_path / "b" / "bad.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"bad\.png cannot be read as an image"):
-        read_folder(tmp_path)
+        read_byte_folder(tmp_path)
 
 
 def test_one_class_is_not_enough(tmp_path: Path) -> None:
     for i in range(20):
         _picture(tmp_path / "only" / f"{i}.png", i)
     with pytest.raises(ValueError, match="images of one class only"):
-        read_folder(tmp_path)
+        read_byte_folder(tmp_path)
 
 
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("hello")
     with pytest.raises(FileNotFoundError, match=r"neither MNIST's idx files, nor CIFAR-10's"):
-        read_folder(tmp_path)
+        read_byte_folder(tmp_path)
     with pytest.raises(FileNotFoundError, match="is not a folder"):
-        read_folder(tmp_path / "nowhere")
+        read_byte_folder(tmp_path / "nowhere")
 
 
 def test_cifar_records(tmp_path: Path) -> None:
@@ -137,13 +137,13 @@ def test_cifar_records(tmp_path: Path) -> None:
     records[:, 1 + 1024 + 33] = 255  # green, second row, second column
     for name in ("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin"):
         records.tofile(tmp_path / name)
-    images = read_folder(tmp_path)
+    images = read_byte_folder(tmp_path)
     assert images.train[1].tolist() == [0, 1, 2, 3, 4, 5] * 2
-    assert images.held_out[0][0, 1, 1, 1] == 1.0
-    assert float(images.held_out[0].sum()) == 6.0
+    assert images.held_out[0][0, 1, 1, 1] == 255
+    assert int(images.held_out[0].sum()) == 6 * 255
     (tmp_path / "test_batch.bin").write_bytes(bytes(3072))
     with pytest.raises(ValueError, match="must hold records of 3073 bytes, got 3072"):
-        read_folder(tmp_path)
+        read_byte_folder(tmp_path)
 
 
 def test_an_empty_part_is_named(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_an_empty_part_is_named(tmp_path: Path) -> None:
             bytes([0, 0, 8, 1, 0, 0, 0, count]) + bytes(count)
         )
     with pytest.raises(ValueError, match="has no training images"):
-        read_folder(tmp_path)
+        read_byte_folder(tmp_path)
 
 
 def test_fashion_mnist(data_folder: Path) -> None:
-    images = read_folder(data_folder / "fashion-mnist")
+    images = read_byte_folder(data_folder / "fashion-mnist")
     assert images.train[0].shape == (60_000, 1, 28, 28)
     assert len(images.classes) == 10

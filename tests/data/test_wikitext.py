@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topkast.data import wikitext
+from topkast.data.vocabulary import INDEX, Vocabulary, count_words
 from topkast.data.wikitext import PUBLISHED, Published, read_wikitext, read_words
-from topkast.data.words import INDEX, Vocabulary, count_words
 
 TEXT = {
     "train": " \n = a b = \n c b <unk> b\n",

@@ -14,7 +14,7 @@ from torch import nn
 import topkast
 from topkast.core.sets import Counts
 from topkast.cost.forecast import survey
-from topkast.data.files import DATA_SETS
+from topkast.data.datasets import DATA_SETS
 from topkast.models import PRESETS, TransformerXL, preset
 from topkast.models.catalogue import CATALOGUE
 

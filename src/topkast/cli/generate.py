@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from topkast.cli.trained_options import add_run, load_run
-from topkast.data.words import EOS, Vocabulary
+from topkast.data.vocabulary import EOS, Vocabulary
 from topkast.train.generate import generate
 from topkast.train.recurrent_task import VOCABULARY
 

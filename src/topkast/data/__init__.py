@@ -1,6 +1,5 @@
 """Data sets: those on every machine, readers for the paper's, batches that are functions of the step.
 
-Text: `enwik8`, `wikitext`, `text`, `stdlib_text`; cut into `segments`. Images: `images` (idx, CIFAR-10,
-small class folders) with `batches`; `imagenet` and `decoded` with `image_stream`. Where sets are looked for:
-`files`.
+Text: `enwik8`, `wikitext`, `plain_text`; cut into `segments`. Images: `images` (idx, CIFAR-10, small class
+folders, digits) with `batches`; `imagenet` with `image_stream`. Where sets are looked for: `datasets`.
 """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from topkast.data.files import DATA_SETS, find
+from topkast.data.datasets import DATA_SETS, find
 from topkast.data.labelled import ByteImages, Part, opened
 
 # ---- the form for Python, read without running it ------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.files import DATA_SETS, Packed, find, locate
+from topkast.data.datasets import DATA_SETS, Packed, find, locate
 
 SIZE = 100_000_000
 SHA1 = "57b8363b814821dc9d47aa4d41f58733519076b2"

@@ -1,4 +1,7 @@
-"""Labelled images from a folder: idx files, CIFAR-10 in any form, or a folder of images for each class."""
+"""Labelled images from a folder: idx files, CIFAR-10 in any form, or a folder of images for each class.
+
+And those that come with a pip dependency, scikit-learn's handwritten digits.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ import torch
 from torch import Tensor
 
 from topkast.data.cifar import is_cifar10, read_cifar10
-from topkast.data.files import Packed
-from topkast.data.labelled import SUFFIXES, ByteImages, Images, Part, opened
-from topkast.data.text import is_held_out
+from topkast.data.datasets import Packed
+from topkast.data.labelled import SUFFIXES, ByteImages, Part, opened
+from topkast.data.plain_text import is_held_out
 
 # ---- the idx format of MNIST and Fashion-MNIST, plain or gzipped ---------------------------------------
 
@@ -41,13 +44,13 @@ def read_idx(path: Path) -> Tensor:
     return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=header).reshape(shape))
 
 
-def read_images(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+def read_images(folder: Path, part: str) -> Part:
     """Images in [0, 1] and labels of one part ("train" or "t10k") of an MNIST-like folder."""
-    images, labels = read_byte_images(folder, part)
+    images, labels = _read_part(folder, part)
     return images.float() / 255, labels
 
 
-def read_byte_images(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+def _read_part(folder: Path, part: str) -> Part:
     """The same with images as uint8."""
     images, labels = (
         read_idx(_find(folder, f"{part}-{kind}-ubyte")) for kind in ("images-idx3", "labels-idx1")
@@ -69,7 +72,7 @@ def _find(folder: Path, name: str) -> Path:
 _HELD_OUT_FOLDERS = ("val", "valid", "validation", "test")
 
 
-def read_class_folders(folder: Path, side: int) -> ByteImages:
+def _from_class_folders(folder: Path, side: int) -> ByteImages:
     """One folder per class, in ``train`` and ``val`` or ``test``, else one image in ten is held out."""
     train = folder / "train"
     others = [folder / name for name in _HELD_OUT_FOLDERS if (folder / name).is_dir()]
@@ -124,13 +127,6 @@ def _image(path: Path, side: int) -> Tensor:
 
 # ---- whichever a folder has ----------------------------------------------------------------------------
 
-__all__ = ["ByteImages", "Images", "read_byte_folder", "read_folder"]
-
-
-def read_folder(folder: Path, side: int = 32) -> Images:
-    """Whatever labelled images a folder has, as numbers in [0, 1]; see `read_byte_folder`."""
-    return read_byte_folder(folder, side).floats()
-
 
 def read_byte_folder(folder: Path, side: int = 32) -> ByteImages:
     """Whatever labelled images a folder has, as bytes.
@@ -152,7 +148,7 @@ def read_byte_folder(folder: Path, side: int = 32) -> ByteImages:
     elif is_cifar10(folder):
         images = read_cifar10(folder)
     else:
-        images = read_class_folders(folder, side)
+        images = _from_class_folders(folder, side)
     for name, (_, labels) in (("training", images.train), ("held-out", images.held_out)):
         if len(labels) == 0:
             raise ValueError(f"{folder} has no {name} images")
@@ -162,7 +158,30 @@ def read_byte_folder(folder: Path, side: int = 32) -> ByteImages:
 
 
 def _from_idx(folder: Path) -> ByteImages:
-    (x, y), (x_test, y_test) = (read_byte_images(folder, part) for part in ("train", "t10k"))
+    (x, y), (x_test, y_test) = (_read_part(folder, part) for part in ("train", "t10k"))
     count = 1 + max([*y.tolist(), *y_test.tolist()], default=-1)
     classes = tuple(str(label) for label in range(count))
     return ByteImages((x.unsqueeze(1), y), (x_test.unsqueeze(1), y_test), classes)
+
+
+# ---- what is on every machine with scikit-learn ----------------------------------------------------------
+
+
+def digits(seed: int = 0) -> tuple[Part, Part]:
+    """1,797 handwritten digits, 8 × 8, in [0, 1]: (images, labels) to train on, and of the fifth held out.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError(
+            "the digits come with scikit-learn, which is not installed: pip install 'topkast[images]'"
+        ) from error
+    bunch = load_digits()
+    images = torch.tensor(bunch.images, dtype=torch.float32) / 16  # pyright: ignore[reportAttributeAccessIssue]
+    labels = torch.tensor(bunch.target, dtype=torch.int64)  # pyright: ignore[reportAttributeAccessIssue]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    held_out, train = order[: len(labels) // 5], order[len(labels) // 5 :]
+    return (images[train], labels[train]), (images[held_out], labels[held_out])

@@ -1,4 +1,4 @@
-"""Labelled images in memory, as bytes or numbers, and image files through Pillow, which is an extra."""
+"""Labelled images in memory, as bytes, and image files through Pillow, which is an extra."""
 
 from __future__ import annotations
 
@@ -19,21 +19,6 @@ Part = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Images:
-    """Training and held-out images as numbers.
-
-    Attributes:
-        train: Images ``(count, channels, height, width)`` in [0, 1], and labels.
-        held_out: The same.
-        classes: Names, by label.
-    """
-
-    train: Part
-    held_out: Part
-    classes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class ByteImages:
     """Training and held-out images as bytes; `ImageBatches` makes numbers of a batch at a time.
 
@@ -46,11 +31,6 @@ class ByteImages:
     train: Part
     held_out: Part
     classes: tuple[str, ...]
-
-    def floats(self) -> Images:
-        """The same as numbers in [0, 1]."""
-        train, held_out = ((x.float().div_(255), y) for x, y in (self.train, self.held_out))
-        return Images(train, held_out, self.classes)
 
     def mean_std(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each channel over the training images, of values in [0, 1].

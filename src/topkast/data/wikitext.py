@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.files import DATA_SETS, Packed, find, locate
-from topkast.data.words import Vocabulary, WordCache, count_words
+from topkast.data.datasets import DATA_SETS, Packed, find, locate
+from topkast.data.vocabulary import Vocabulary, WordCache, count_words
 
 PARTS = ("train", "valid", "test")
 # The longest line of WikiText has some ten thousand bytes; one of this size is no line of words.

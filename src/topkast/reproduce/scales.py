@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topkast.core.distribution import nearest
-from topkast.data.files import find
+from topkast.data.datasets import find
 from topkast.reproduce.recipe import Recipe
 from topkast.train.config import Config
 from topkast.train.preset import preset_values

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topkast.core.distribution import nearest
-from topkast.data.files import DATA_SETS
+from topkast.data.datasets import DATA_SETS
 from topkast.kernels import engines
 from topkast.methods.named import METHODS
 from topkast.train.options import checked, option, rules, set_values

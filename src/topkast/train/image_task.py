@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from topkast.data.batches import ImageBatches
 from topkast.data.cifar import read_cifar10
-from topkast.data.digits import digits
-from topkast.data.files import DATA_SETS, find
-from topkast.data.images import ByteImages, read_byte_folder
+from topkast.data.datasets import DATA_SETS, find
+from topkast.data.images import ByteImages, digits, read_byte_folder
 from topkast.models.network import Network
 from topkast.train.task import Task
 

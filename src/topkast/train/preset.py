@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topkast.data.files import DATA_SETS
+from topkast.data.datasets import DATA_SETS
 from topkast.models.presets import Preset, preset
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from topkast.core.distribution import nearest
-from topkast.data.files import DATA_SETS
+from topkast.data.datasets import DATA_SETS
 from topkast.train import photo_task
 from topkast.train.config import Config, ModelOptions, section_of
 from topkast.train.image_task import ImageTask

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topkast.data.stdlib_text import stdlib_text
-from topkast.data.text import check_length, read_text
+from topkast.data.plain_text import check_length, read_text, stdlib_text
 from topkast.models.network import Network
 from topkast.train.task import Task
 

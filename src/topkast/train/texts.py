@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from topkast.data.enwik8 import SIZE, read_enwik8
-from topkast.data.stdlib_text import stdlib_text
-from topkast.data.text import read_text
+from topkast.data.plain_text import read_text, stdlib_text
 from topkast.data.wikitext import PUBLISHED, read_wikitext
 
 NUM_WORDS = {name: published.num_words for name, published in PUBLISHED.items()}
@@ -49,8 +48,8 @@ def read(dataset: str | None, path: Path | None, limit: int | None) -> Text:
     """A data set by name, or a file, a folder, or what comes with Python.
 
     Args:
-        dataset: A text of `topkast.data.files`, or None for whatever is at `path`.
-        path: Where it is; for a data set, None looks where `topkast.data.files` says.
+        dataset: A text of `topkast.data.datasets`, or None for whatever is at `path`.
+        path: Where it is; for a data set, None looks where `topkast.data.datasets` says.
         limit: Bytes, or words, of training text to use.
 
     Raises:

@@ -1,17 +1,19 @@
-"""Text from a file or a folder, as bytes: what is learned and what is held out."""
+"""Plain text as bytes, to learn and held out: of files and folders, or Python's own sources."""
 
 from __future__ import annotations
 
 import hashlib
+import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from topkast.data.files import Packed
+from topkast.data.datasets import Packed
 
 HELD_OUT_SHARE = 10
+_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__", "lib2to3"}
 
 
 def is_held_out(name: str) -> bool:
@@ -85,6 +87,41 @@ def _tensor(text: bytes, limit: int | None) -> Tensor:
         if text
         else torch.empty(0, dtype=torch.uint8)
     )
+
+
+# ---- text that is on every machine with Python ----------------------------------------------------------
+
+
+def stdlib_text(limit: int = 4_000_000) -> tuple[Tensor, Tensor]:
+    """The standard library's sources as bytes: (training, held-out), held-out files apart.
+
+    Args:
+        limit: The most bytes of training text; held-out text is cut to a tenth of it.
+
+    Raises:
+        FileNotFoundError: This Python comes without its sources.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    sizes = [0, 0]
+    limits = (limit, limit // HELD_OUT_SHARE)
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        if _NOT_LIBRARY.intersection(inside.parts):
+            continue
+        held_out = is_held_out(inside.as_posix())
+        if sizes[held_out] < limits[held_out]:
+            parts[held_out].append(path.read_bytes())
+            sizes[held_out] += len(parts[held_out][-1])
+    if not parts[0] or not parts[1]:
+        raise FileNotFoundError(
+            f"no standard library sources in {root}: this Python comes without them; "
+            "`topkast train images` needs none"
+        )
+    return _tensor(b"".join(parts[0]), limits[0]), _tensor(b"".join(parts[1]), limits[1])
+
+
+# ---- is it enough? -------------------------------------------------------------------------------------
 
 
 def check_length(parts: Iterable[tuple[str, Tensor]], window: int, where: str) -> None:

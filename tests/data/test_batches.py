@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from topkast.data.augment import crop_and_flip
-from topkast.data.batches import ImageBatches, Order, generator, normalised
+from topkast.data.batches import ImageBatches, Order, crop_and_flip, generator, normalised
 
 
 def _all_crops(image: Tensor, padding: int) -> list[Tensor]:
