@@ -36,7 +36,6 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # File names that occur more than once, and why. A name that no longer does must leave the list.
 SAME_NAMES = {
     "build.py": "core builds a weight, train a run",
-    "catalogue.py": "networks, and experiments",
     "conv.py": "a suite of the benchmarks is named as the layer it measures",
     "export.py": "a command, and what it calls",
     "figures.py": "figures of the paper, and numbers for a framework's log",

@@ -22,6 +22,9 @@ MOVED = {
     "topkast.data.decoded": "topkast.data.imagenet",
     "topkast.data.digits": "topkast.data.images",
     "topkast.data.stdlib_text": "topkast.data.plain_text",
+    "topkast.models.decoder": "topkast.models.simple",
+    "topkast.models.mlp": "topkast.models.simple",
+    "topkast.models.resnet_small": "topkast.models.resnet",
     "topkast.planning": "topkast.cost",
     "topkast.planning.forecast": "topkast.cost.forecast",
 }

@@ -10,7 +10,7 @@ import pytest
 from topkast.cli.main import main
 from topkast.cli.plan import _bytes
 from topkast.methods.named import METHODS
-from topkast.models.catalogue import CATALOGUE
+from topkast.models.network import CATALOGUE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "plan.md"
 

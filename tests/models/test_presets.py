@@ -16,7 +16,7 @@ from topkast.core.sets import Counts
 from topkast.cost.forecast import survey
 from topkast.data.datasets import DATA_SETS
 from topkast.models import PRESETS, TransformerXL, preset
-from topkast.models.catalogue import CATALOGUE
+from topkast.models.network import CATALOGUE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "networks.md"
 # Millions as printed in the paper's tables, by sparsity; exactly what counting gives when it is rounded to as many digits.

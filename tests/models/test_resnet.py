@@ -1,11 +1,103 @@
-"""ResNet-50 is the published network, at any width and on the meta device too."""
+"""The residual networks are the published ones, at any width and on the meta device too."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from topkast.models import ResNet50
+import topkast
+from topkast.cost.parameters import parameters
+from topkast.models import ResNet50, resnet18, resnet20, resnet50
+from topkast.models.resnet import BasicBlock, Subsample
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters", "layers", "size"),
+    [
+        (resnet50, 25_557_032, 54, 224),
+        (resnet18, 11_689_512, 21, 224),
+        (lambda: resnet18(stages=(3, 4, 6, 3)), 21_797_672, 37, 224),  # ResNet-34
+        (resnet20, 269_722, 20, 32),
+        (lambda: resnet20(depth=32), 464_154, 32, 32),
+        (lambda: resnet20(depth=56), 853_018, 56, 32),
+        (lambda: resnet20(depth=110), 1_727_962, 110, 32),
+    ],
+)
+def test_parameters_layers_and_outputs(make, parameters: int, layers: int, size: int) -> None:
+    with torch.device("meta"):
+        model = make()
+        logits = model(torch.empty(2, 3, size, size))
+    assert count(model) == parameters
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules()) == layers
+    assert logits.shape == (2, model.head.out_features)
+
+
+def test_stages_halve_the_picture() -> None:
+    sizes = []
+    with torch.device("meta"):
+        model = resnet20()
+        for stage in model.stages:
+            stage.register_forward_hook(lambda m, x, y: sizes.append(tuple(y.shape[1:])))
+        model(torch.empty(2, 3, 32, 32))
+    assert sizes == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+
+
+def test_the_shortcut_without_parameters_by_eye() -> None:
+    x = torch.arange(16.0).view(1, 1, 4, 4)
+    y = Subsample(2, 1)(x)
+    assert y[0, 0].tolist() == [[0, 2], [8, 10]]
+    assert y[0, 1].tolist() == [[0, 0], [0, 0]]
+    assert not list(BasicBlock(4, 8, 2, "A").shortcut.parameters())
+
+
+def test_the_shortcut_with_parameters() -> None:
+    assert count(resnet20(shortcut="B")) - count(resnet20()) == 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64
+
+
+def test_it_trains_sparse() -> None:
+    torch.manual_seed(0)
+    model = resnet20(5, depth=8, width=8)
+    total = count(model)
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5), budget="model", keep_dense=("first", "last"))
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    x, y = torch.randn(16, 3, 16, 16), torch.randint(5, (16,))
+    losses = []
+    for _ in range(12):
+        loss = nn.functional.cross_entropy(model(x), y)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < 0.5 * losses[0]
+    assert parameters(model, sparse.weights).used == round(0.2 * total)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 21}, r"`depth` must be 6n \+ 2, such as 20, 32 or 56, got 21"),
+        ({"depth": 2}, r"`depth` must be 6n \+ 2"),
+        ({"shortcut": "C"}, r"`shortcut` must be 'A' or 'B', got 'C'"),
+        ({"width": -1}, r"`width` must be at least 1, got -1"),
+        ({"num_classes": 0}, r"`num_classes` must be at least 1, got 0"),
+    ],
+)
+def test_sizes_that_cannot_be(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resnet20(**options)
+
+
+def test_no_stage_is_empty() -> None:
+    with pytest.raises(ValueError, match=r"`stages` must be at least 1, got 0"):
+        resnet18(stages=(2, 0))
+
+
+# ---- ResNet-50 -----------------------------------------------------------------------------------------
 
 
 def test_the_parameters_are_those_of_the_published_network() -> None:

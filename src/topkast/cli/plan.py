@@ -16,7 +16,7 @@ from topkast.cost.forecast import Forecast, forecast
 from topkast.cost.show import WIDTH, Machines, data, notes, table
 from topkast.methods.base import Method
 from topkast.methods.named import METHODS, Choice, named_method
-from topkast.models.catalogue import CATALOGUE, Entry
+from topkast.models.network import CATALOGUE, Entry
 
 _SIZES = {
     "width": "of the network; of its first stage for a resnet",

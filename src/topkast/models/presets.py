@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
 
-from topkast.models.resnet import resnet50
-from topkast.models.resnet_small import resnet20
-from topkast.models.transformer_xl import TransformerXL
+from topkast.models.network import Network
 
 
 @dataclass(frozen=True)
@@ -92,16 +90,11 @@ class Preset:
 
     def build(self) -> nn.Module:
         """The network, freshly initialised, with the memory of training."""
-        return _NETWORKS[self.model](self)
-
-
-_NETWORKS: Mapping[str, Callable[[Preset], nn.Module]] = {
-    "transformer-xl": lambda p: TransformerXL(
-        **p.sizes, memory_length=p.train_memory, dropout=p.dropout, dropatt=p.dropout
-    ),
-    "resnet50": lambda p: resnet50(**p.sizes),
-    "resnet20": lambda p: resnet20(**p.sizes),
-}
+        arguments = dict(self.sizes)
+        if self.model == "transformer-xl":
+            drops = dict.fromkeys(("dropout", "dropatt"), self.dropout)
+            arguments |= {"memory_length": self.train_memory, **drops}
+        return Network(self.model, arguments).build()
 
 
 def preset(name: str) -> Preset:

@@ -1,14 +1,33 @@
-"""A small GPT-style decoder: pre-norm blocks of causal attention and a feed-forward layer."""
+"""The two simplest networks: a multi-layer perceptron, and a small GPT-style decoder."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class MLP(nn.Sequential):
+    """Linear layers of the given sizes with ReLU between them; the input is flattened.
+
+    Args:
+        sizes: Inputs, hidden sizes, outputs: ``MLP([784, 512, 256, 10])``.
+    """
+
+    def __init__(self, sizes: list[int]) -> None:
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        super().__init__(*layers[:-1])
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.flatten(1))
+
+
 class Decoder(nn.Module):
-    """Predicts the next symbol at every position.
+    """Predicts the next symbol at every position, by pre-norm blocks of causal attention and feed-forward.
 
     Args:
         num_symbols: Size of the alphabet, 256 for bytes.
