@@ -19,7 +19,7 @@ from topkast.kernels.engines import ENGINES
 from topkast.kernels.masked import MaskedEngine
 from topkast.methods import Method
 from topkast.nn import registry
-from topkast.nn.linear import Linear
+from topkast.nn.layers import Linear
 
 
 @dataclass(frozen=True)

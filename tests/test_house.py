@@ -36,12 +36,11 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # File names that occur more than once, and why. A name that no longer does must leave the list.
 SAME_NAMES = {
     "build.py": "core builds a weight, train a run",
-    "conv.py": "a suite of the benchmarks is named as the layer it measures",
     "export.py": "a command, and what it calls",
     "figures.py": "figures of the paper, and numbers for a framework's log",
     "forecast.py": "of shapes, and of a configured run",
     "generate.py": "a command, and what it calls",
-    "linear.py": "a suite of the benchmarks is named as the layer it measures",
+    "layers.py": "sparse ones, and one that is timed",
     "memory.py": "a suite of the benchmarks is named as what it measures",
     "base.py": "of methods, and of layers",
     "onnx.py": "written, and raced against",

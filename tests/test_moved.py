@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import subprocess
 import sys
 
 import pytest
 
+import topkast
 from topkast._moved import MOVED
 
 # A name that documentation or an example took from there.
@@ -47,3 +49,10 @@ def test_both_ways_to_import_work_first_thing() -> None:
     )
     subprocess.run([sys.executable, "-c", "\n".join(("import topkast", *lines))], check=True)
     subprocess.run([sys.executable, "-c", lines[0]], check=True)
+
+
+def test_a_pickled_class_is_found_under_its_old_name() -> None:
+    content = pickle.dumps(topkast.nn.Linear)
+    old = content.replace(b"topkast.nn.layers", b"topkast.nn.linear")  # of the same length
+    assert old != content
+    assert pickle.loads(old) is topkast.nn.Linear

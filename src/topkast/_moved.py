@@ -25,6 +25,9 @@ MOVED = {
     "topkast.models.decoder": "topkast.models.simple",
     "topkast.models.mlp": "topkast.models.simple",
     "topkast.models.resnet_small": "topkast.models.resnet",
+    "topkast.nn.conv": "topkast.nn.layers",
+    "topkast.nn.embedding": "topkast.nn.layers",
+    "topkast.nn.linear": "topkast.nn.layers",
     "topkast.planning": "topkast.cost",
     "topkast.planning.forecast": "topkast.cost.forecast",
 }

@@ -12,7 +12,7 @@ import topkast
 from topkast.cost.footprint import PlanSizes, _missing, plan_bytes, table_bytes
 from topkast.cost.memory import plan_bytes as counted
 from topkast.kernels.native import gathers_input_grad, plan_sizes, why_missing
-from topkast.nn.conv import geometry_of
+from topkast.nn.layers import geometry_of
 
 pytestmark = [
     pytest.mark.skipif(why_missing() is not None, reason="the compiled core is missing"),

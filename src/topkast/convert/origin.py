@@ -19,10 +19,9 @@ from topkast.core.distribution import matches, nearest
 from topkast.core.initial import Initial, Normal, Uniform, initial
 from topkast.core.select import derive_key
 from topkast.nn.attention import MultiheadAttention, packed_bound
-from topkast.nn.base import SparseLayer
+from topkast.nn.base import SparseLayer, own_initial, start_bias
 from topkast.nn.find import Candidate, WeightGroup
-from topkast.nn.linear import Conv1D
-from topkast.nn.start import own_initial, start_bias
+from topkast.nn.layers import Conv1D
 
 Init = str | Initial | Mapping[str, str | Initial]
 Initialise = Callable[[nn.Module], Any]

@@ -15,8 +15,8 @@ from topkast.cost.flops import Example, dense_flops, unpacked_attention
 from topkast.cost.footprint import OPTIMIZERS, Tensors, Weight, dense_bytes, total, weight_bytes
 from topkast.cost.parameters import Parameters
 from topkast.methods.base import Method, grows_by_gradient
-from topkast.nn.conv import geometry_of
 from topkast.nn.find import Skip, WeightGroup, choose, find, leave_frozen
+from topkast.nn.layers import geometry_of
 
 # A step that is later than any schedule.
 _LATER = 2**62

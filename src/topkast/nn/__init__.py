@@ -2,9 +2,7 @@
 
 from topkast.nn.attention import MultiheadAttention
 from topkast.nn.base import SparseLayer
-from topkast.nn.conv import Conv1d, Conv2d, Conv3d
-from topkast.nn.embedding import Embedding
-from topkast.nn.linear import Conv1D, Linear
+from topkast.nn.layers import Conv1D, Conv1d, Conv2d, Conv3d, Embedding, Linear
 
 __all__ = [
     "Conv1D",

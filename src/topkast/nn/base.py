@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.core.build import Chooser, Drawn, make_weight
-from topkast.core.initial import Initial, initial
+from topkast.core.initial import Initial, Normal, fans, initial
 from topkast.core.loading import check_states
 from topkast.core.select import derive_key
 from topkast.core.sets import Counts
@@ -18,7 +19,6 @@ from topkast.kernels.auto import Auto
 from topkast.kernels.engine import ConvGeometry, Engine
 from topkast.kernels.engines import check_engine, why_not
 from topkast.nn.belongings import tags
-from topkast.nn.start import own_initial, start_bias
 
 
 class SparseMethod(Chooser, Protocol):
@@ -167,3 +167,31 @@ class SparseLayer(nn.Module):
             vars(copy).update(tags(bias))
             layer.register_parameter("bias", copy)
         return layer
+
+
+# ---- how layers start ----------------------------------------------------------------------------------
+
+_KNOWN: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def own_initial(layer: Any, shape: tuple[int, ...]) -> Initial:
+    """What the layer's own `reset_parameters` draws its weight from.
+
+    Raises:
+        ValueError: The layer has an initialisation that is not torch's.
+    """
+    for known in _KNOWN:
+        if isinstance(layer, known) and type(layer).reset_parameters is known.reset_parameters:  # pyright: ignore
+            return Normal(1.0) if known is nn.Embedding else initial("torch", shape)
+    raise ValueError(
+        f"{type(layer).__name__} has an initialisation of its own, whose distribution is not known; "
+        "name it with `init`, such as topkast.Normal(0.02)"
+    )
+
+
+@torch.no_grad()
+def start_bias(bias: nn.Parameter | None, shape: tuple[int, ...]) -> None:
+    """Uniform in ±1/√fan-in of a weight of this shape, as torch's Linear and Conv do."""
+    if bias is not None:
+        bound = 1 / math.sqrt(fans(shape)[0])
+        bias.uniform_(-bound, bound)

@@ -11,9 +11,7 @@ from torch.nn.utils import parametrize
 from topkast.nn.attention import MultiheadAttention
 from topkast.nn.base import SparseLayer
 from topkast.nn.belongings import attributes, constructed, why_dense, why_dense_weight
-from topkast.nn.conv import Conv1d, Conv2d, Conv3d
-from topkast.nn.embedding import Embedding
-from topkast.nn.linear import Conv1D, Linear
+from topkast.nn.layers import Conv1D, Conv1d, Conv2d, Conv3d, Embedding, Linear
 
 # A new layer is one line here.
 _COUNTERPARTS: dict[type[nn.Module], type[SparseLayer]] = {

@@ -15,7 +15,7 @@ except ImportError as error:
 from torch import nn
 
 from topkast.nn.base import SparseLayer
-from topkast.nn.linear import Conv1D, Linear
+from topkast.nn.layers import Conv1D, Linear
 
 _PLAIN_STARTS = (True, False, "gaussian")  # which draw A and B alone, without looking at the weight
 

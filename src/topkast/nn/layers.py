@@ -1,4 +1,4 @@
-"""Sparse convolutions in one, two and three dimensions."""
+"""The sparse layers: Linear and Hugging Face's transposed one, convolutions, and an embedding."""
 
 from __future__ import annotations
 
@@ -8,10 +8,94 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topkast.core.weight import SparseWeight
+from topkast.kernels import product
 from topkast.kernels.engine import ConvGeometry
 from topkast.kernels.ops import multiply
-from topkast.kernels.product import Conv
 from topkast.nn.base import SparseLayer
+
+# ---- linear layers -------------------------------------------------------------------------------------
+
+_BY_ROW, _BY_COLUMN = product.Linear(), product.Linear(transpose=True)
+
+
+class Linear(SparseLayer):
+    """y = x·αᵀ + bias, with α of shape ``(out_features, in_features)``."""
+
+    kind = "linear"
+    label = "Linear"
+    dense_type = nn.Linear
+
+    def _take(self, layer: Any, weight: SparseWeight) -> None:
+        super()._take(layer, weight)
+        self.out_features, self.in_features = weight.shape
+
+    def to_dense(self, weight: nn.Parameter) -> nn.Module:
+        sizes = (self.in_features, self.out_features)
+        return self._build(nn.Linear, weight, *sizes, bias=self.bias is not None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return multiply(self.weight, _BY_ROW, input, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class Conv1D(SparseLayer):
+    """Hugging Face's `Conv1D`: y = x·α + bias, with α of shape ``(inputs, outputs)``."""
+
+    kind = "linear"
+    label = "Conv1D (HF)"
+    private = ("_original",)
+
+    def _take(self, layer: Any, weight: SparseWeight) -> None:
+        super()._take(layer, weight)
+        self.nx, self.nf = weight.shape
+        # Kept so that densify can give the very class back without importing transformers here.
+        self._original = type(layer)
+
+    def to_dense(self, weight: nn.Parameter) -> nn.Module:
+        return self._build(self._original, weight, self.nf, self.nx)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiply(self.weight, _BY_COLUMN, x, self.bias)
+
+
+# ---- an embedding --------------------------------------------------------------------------------------
+
+
+class Embedding(SparseLayer):
+    """Rows of α, with α of shape ``(num_embeddings, embedding_dim)``. May share α with an output Linear."""
+
+    kind = "embedding"
+    label = "Embedding"
+    dense_type = nn.Embedding
+
+    def _take(self, layer: Any, weight: SparseWeight) -> None:
+        super()._take(layer, weight)
+        self.num_embeddings, self.embedding_dim = weight.shape
+        self.padding_idx = layer.padding_idx
+        self.scale_grad_by_freq = layer.scale_grad_by_freq
+
+    def to_dense(self, weight: nn.Parameter) -> nn.Module:
+        return self._build(
+            nn.Embedding,
+            weight,
+            self.num_embeddings,
+            self.embedding_dim,
+            padding_idx=self.padding_idx,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        padding_idx = -1 if self.padding_idx is None else self.padding_idx
+        return multiply(self.weight, product.Lookup(padding_idx, self.scale_grad_by_freq), input)
+
+    def extra_repr(self) -> str:
+        pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{pad}"
+
+
+# ---- convolutions in one, two and three dimensions -----------------------------------------------------
 
 
 class _Conv(SparseLayer):
@@ -58,7 +142,7 @@ class _Conv(SparseLayer):
         if self._pads_first:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             input = F.pad(input, self._pads, mode=mode)
-        return multiply(self.weight, Conv(self._geometry), input, self.bias)
+        return multiply(self.weight, product.Conv(self._geometry), input, self.bias)
 
     def extra_repr(self) -> str:
         return (
