@@ -37,7 +37,6 @@ FILES = sorted(SOURCE.rglob("*.py"))
 SAME_NAMES = {
     "build.py": "core builds a weight, train a run",
     "export.py": "a command, and what it calls",
-    "figures.py": "figures of the paper, and numbers for a framework's log",
     "forecast.py": "of shapes, and of a configured run",
     "generate.py": "a command, and what it calls",
     "layers.py": "sparse ones, and one that is timed",

@@ -20,7 +20,9 @@ def test_a_missing_framework_is_named(name: str, monkeypatch: pytest.MonkeyPatch
     importlib.import_module(name)
     framework, extra = MODULES[name]
     monkeypatch.setitem(sys.modules, framework, None)
-    monkeypatch.delitem(sys.modules, name)
+    package = name.removesuffix(".callback").removesuffix(".pretrained")
+    for loaded in [module for module in sys.modules if module.startswith(package)]:
+        monkeypatch.delitem(sys.modules, loaded)
     with pytest.raises(
         ImportError, match=rf"{name.rsplit('.', 1)[0]}.* needs .*pip install 'topkast\[{extra}\]'"
     ):

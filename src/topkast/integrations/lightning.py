@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 try:
@@ -15,8 +14,7 @@ except ImportError as error:
 from torch.optim import Optimizer
 
 from topkast.convert import Handle
-from topkast.core.penalty import check_power
-from topkast.integrations.figures import figures
+from topkast.integrations import check_penalty, figures
 
 
 class TopKASTCallback(Callback):
@@ -34,9 +32,7 @@ class TopKASTCallback(Callback):
     """
 
     def __init__(self, sparse: Handle, *, penalty: float = 0.0, power: int = 2, log: bool = True) -> None:
-        if not (math.isfinite(penalty) and penalty >= 0):
-            raise ValueError(f"`penalty` must be a number ≥ 0, got {penalty!r}")
-        check_power(power)
+        check_penalty(penalty, power)
         self.sparse = sparse
         self.penalty, self.power, self._logs = penalty, power, log
         self._attached: list[Optimizer] = []

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-
-try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-except ImportError as error:
-    raise ImportError(
-        f"topkast.integrations.huggingface needs transformers and accelerate ({error}): "
-        "pip install 'topkast[huggingface]'"
-    ) from error
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from topkast.convert import Handle
-from topkast.core.penalty import check_power, penalty_gradient
+from topkast.core.penalty import penalty_gradient
 from topkast.core.weight import SparseWeight
-from topkast.integrations.figures import figures
+from topkast.integrations import check_penalty, figures
 from topkast.integrations.huggingface.pretrained import save_recipe
 
 
@@ -40,9 +32,7 @@ class TopKASTCallback(TrainerCallback):
     """
 
     def __init__(self, sparse: Handle, *, penalty: float = 0.0, power: int = 2) -> None:
-        if not (math.isfinite(penalty) and penalty >= 0):
-            raise ValueError(f"`penalty` must be a number ≥ 0, got {penalty!r}")
-        check_power(power)
+        check_penalty(penalty, power)
         self.sparse = sparse
         self.penalty, self.power = penalty, power
         self._optimizer: Any = None

@@ -13,14 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-try:
-    from transformers import AutoConfig, PreTrainedModel
-except ImportError as error:
-    raise ImportError(
-        f"topkast.integrations.huggingface needs transformers and accelerate ({error}): "
-        "pip install 'topkast[huggingface]'"
-    ) from error
+from transformers import AutoConfig, PreTrainedModel
 
 from topkast.convert import Handle
 from topkast.convert.recipe import follow_recipe, is_implicit, recipe
