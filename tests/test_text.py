@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topkast.text import BYTES, COUNTS, FLOPS, aligned, padded, ruled, scaled, shape_text
+from topkast.text import BYTES, COUNTS, FLOPS, aligned, padded, ruled, scaled, shape_text, short
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,15 @@ def test_a_table_has_rules_around_its_middle() -> None:
 def test_a_row_that_has_a_cell_too_few_is_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
         padded(("a",), (1, 2))
+
+
+def test_a_value_in_a_message_is_short() -> None:
+    assert [short(value) for value in (None, True, 1.5, "a", (1, 2))] == [
+        "None",
+        "True",
+        "1.5",
+        "'a'",
+        "(1, 2)",
+    ]
+    assert [short(value) for value in ("x" * 100, [1], {"a": 1})] == ["a str", "a list", "a dict"]
+    assert short(10**5000) == "a number of 16,610 bits"

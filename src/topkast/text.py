@@ -1,8 +1,9 @@
-"""Text for people to read: numbers with a unit, and columns that line up."""
+"""Text for people to read: numbers with a unit, columns that line up, values in messages."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
@@ -54,3 +55,11 @@ def ruled(lines: Sequence[str]) -> list[str]:
     """A table with a rule below its first line and above its last; rules are as long as the first."""
     rule = "─" * len(lines[0])
     return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+
+
+def short(value: Any) -> str:
+    """A value for a message: simple ones as they are, if they are short."""
+    if type(value) is int and value.bit_length() > 200:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value) if value is None or type(value) in (bool, int, float, str, tuple) else ""
+    return text if text and len(text) <= 60 else f"a {type(value).__name__}"

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from topkast.cost.memory import PARTS
 from topkast.report.style import (
     BLACK,
     BLUE,
@@ -22,7 +23,7 @@ from topkast.report.style import (
     say_empty,
     styled,
 )
-from topkast.store.run import PARTS, Bytes, Run
+from topkast.store.run import Bytes, Run
 
 _COLORS = dict(zip(PARTS, (BLUE, SKY, ORANGE, GREEN, PURPLE, RED, BLACK), strict=True))
 _LABELS = {

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PARTS = ("weight", "gradient", "optimizer", "sets", "plan", "reservoir", "companion")
-"""The parts of a sparse weight's bytes, as `topkast.cost.memory.Memory` counts them."""
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -122,7 +119,7 @@ class Bytes:
     """What the run held at its end.
 
     Attributes:
-        layers: Sparse weight → part → bytes; parts are `PARTS`, "total" and "dense".
+        layers: Sparse weight → part → bytes; parts are `cost.memory.PARTS`, "total" and "dense".
         sparse: All of the model.
         dense: The same model, dense.
     """

@@ -13,9 +13,9 @@ from typing import Any
 
 from topkast.store import checkpoint, snapshot
 from topkast.store.checkpoint import Latest, Retention
-from topkast.store.likeness import short
 from topkast.store.record import as_json
 from topkast.store.run import Bytes, End, Event, Progress, Reference
+from topkast.text import short
 from topkast.train import events
 from topkast.train.display import Display
 from topkast.train.folder import RunFolder
