@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from topkast.kernels.engine import ConvGeometry, Engine, output_space
 from topkast.kernels.plan import Plan
 from topkast.nn.base import SparseLayer
+from topkast.nn.layers import Conv1D
 from topkast.nn.registry import counterpart
 
 
@@ -164,8 +165,7 @@ def counting_forward(layer: nn.Module, tally: Tally) -> Callable[[Tensor], Tenso
     sparse_type = counterpart(layer)
     assert sparse_type is not None
     forward = _FORWARD[sparse_type.kind]
-    # Hugging Face's Conv1D has its weight the other way round.
-    is_transposed = not isinstance(layer, tuple(_TORCH))
+    is_transposed = issubclass(sparse_type, Conv1D)  # Hugging Face's has its weight the other way round
     return lambda input: forward(layer, tally, input, is_transposed)
 
 
@@ -200,7 +200,6 @@ def _lookup(layer: Any, tally: Tally, ids: Tensor, is_transposed: bool) -> Tenso
     return product(tally, ids, layer.weight, None, (*ids.shape, layer.weight.shape[1]), 0)
 
 
-_TORCH: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 _FORWARD: Mapping[str, Callable[[Any, Tally, Tensor, bool], Tensor]] = {
     "linear": _linear,
     "conv": _conv,
