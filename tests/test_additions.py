@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import topkast
 from topkast.core.moment import Moment
 from topkast.core.sets import Sets
-from topkast.data.datasets import DATA_SETS, DataSet, find
+from topkast.data.datasets import DATA_SETS, DataSet, find_dataset
 from topkast.kernels.auto import NAMES
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.masked import MaskedEngine
@@ -106,6 +106,6 @@ def test_a_data_set_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setitem(DATA_SETS, "toy", toy)
     monkeypatch.setenv("TOPKAST_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="toy can be had from nowhere: it is a toy"):
-        find("toy")
+        find_dataset("toy")
     (tmp_path / "toy.txt").write_text("toys")
-    assert find("toy") == tmp_path / "toy.txt"
+    assert find_dataset("toy") == tmp_path / "toy.txt"

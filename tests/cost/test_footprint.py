@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import topkast
-from topkast.cost.footprint import PlanSizes, _missing, plan_bytes, table_bytes
-from topkast.cost.memory import plan_bytes as counted
+from topkast.cost.footprint import PlanSizes, _missing, plan_footprint, table_footprint
+from topkast.cost.memory import plan_bytes
 from topkast.kernels.native import gathers_input_grad, plan_sizes, why_missing
 from topkast.nn.layers import geometry_of
 
@@ -46,17 +46,17 @@ def test_it_is_that_of_a_real_plan(name: str, pair: tuple[float, float]) -> None
         model(torch.randn(shape))
         (weight,) = handle.weights.values()
         c = weight.counts
-        foreseen = plan_bytes(
+        foreseen = plan_footprint(
             tuple(weight.shape), c.forward, c.backward, explores=explore_until is None, **options
         )
-        assert foreseen == pytest.approx(counted(weight.plan), rel=tolerance)
+        assert foreseen == pytest.approx(plan_bytes(weight.plan), rel=tolerance)
 
 
 def test_it_is_exact_where_nothing_is_left_to_chance() -> None:
     # One block and one tile each way; 4 of 4 columns in each of 4 rows, so that nothing is filled up.
     sweeps = 2 * (4 * 16 + 2 * 16 + 4 * (4 + 1) + 2 * 8 * 2)
     samples = 2 * (16 + 16) + 4 * (4 + 1) + 2 * 8 * 2
-    assert plan_bytes((4, 4), 16, 16) == sweeps + samples + 4 * 5
+    assert plan_footprint((4, 4), 16, 16) == sweeps + samples + 4 * 5
 
 
 def test_without_the_compiled_core_the_same_sizes_are_known() -> None:
@@ -64,7 +64,7 @@ def test_without_the_compiled_core_the_same_sizes_are_known() -> None:
 
 
 def test_slots_take_32_bits_where_rows_are_long() -> None:
-    narrow, wide = (plan_bytes((2, 2**18), 2 * k, 2 * k) for k in (2**16, 2**16 + 1))
+    narrow, wide = (plan_footprint((2, 2**18), 2 * k, 2 * k) for k in (2**16, 2**16 + 1))
     assert wide - narrow == pytest.approx(2 * 2 * 2 * 2**16, rel=1e-3)
 
 
@@ -73,7 +73,7 @@ def test_a_table_has_rows_columns_and_flags() -> None:
     handle = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8), engine="native")
     model(torch.arange(40))
     (weight,) = handle.weights.values()
-    assert counted(weight.plan) == table_bytes(40, 128) == 8 * 41 + 5 * 128
+    assert plan_bytes(weight.plan) == table_footprint(40, 128) == 8 * 41 + 5 * 128
 
 
 @pytest.mark.parametrize(

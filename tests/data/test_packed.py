@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.data.datasets import DATA_SETS, Packed, find, locate
+from topkast.data.datasets import DATA_SETS, Packed, find_dataset, locate
 
 TEXT = b"The quick brown fox jumps over the lazy dog. " * 200
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -118,10 +118,10 @@ def test_whatever_is_changed_the_file_is_read_or_named(
 def test_a_given_path_comes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPKAST_DATA", str(tmp_path))
     (tmp_path / "enwik8.zip").write_bytes(b"")
-    assert find("enwik8") == tmp_path / "enwik8.zip"
+    assert find_dataset("enwik8") == tmp_path / "enwik8.zip"
     (tmp_path / "enwik8").mkdir()
-    assert find("enwik8") == tmp_path / "enwik8"
-    assert find("enwik8", tmp_path) == tmp_path
+    assert find_dataset("enwik8") == tmp_path / "enwik8"
+    assert find_dataset("enwik8", tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
@@ -132,14 +132,14 @@ def test_what_is_missing_can_be_had_somewhere(
     with pytest.raises(
         FileNotFoundError, match="no path was given .* TOPKAST_DATA is not set .* can be had from"
     ):
-        find(name)
+        find_dataset(name)
     monkeypatch.setenv("TOPKAST_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=f"which has none of .*; {name} can be had from"):
-        find(name)
+        find_dataset(name)
     with pytest.raises(FileNotFoundError, match=f"nowhere does not exist; {name} can be had from"):
-        find(name, tmp_path / "nowhere")
+        find_dataset(name, tmp_path / "nowhere")
 
 
 def test_an_unknown_set_is_refused() -> None:
     with pytest.raises(ValueError, match="`name` must be one of enwik8, .*, got 'mnist'"):
-        find("mnist")
+        find_dataset("mnist")

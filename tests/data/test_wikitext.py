@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from topkast.data import wikitext
 from topkast.data.vocabulary import INDEX, Vocabulary, count_words
-from topkast.data.wikitext import PUBLISHED, Published, read_wikitext, read_words
+from topkast.data.wikitext import EDITIONS, Edition, read_wikitext, read_words
 
 TEXT = {
     "train": " \n = a b = \n c b <unk> b\n",
@@ -200,7 +200,7 @@ def test_a_letter_changed_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     import hashlib
 
     known = {part: (len(text), hashlib.sha256(text.encode()).hexdigest()) for part, text in TEXT.items()}
-    monkeypatch.setitem(PUBLISHED, "wikitext-2", Published((11, 4, 3), 6, known))
+    monkeypatch.setitem(EDITIONS, "wikitext-2", Edition((11, 4, 3), 6, known))
     _write(tmp_path)
     assert read_wikitext("wikitext-2", tmp_path).num_symbols == 6
     _write(tmp_path, {"test": "c b"})

@@ -8,7 +8,7 @@ import pytest
 
 from report import synthetic_runs as made
 from store.raw_record import read_lines
-from topkast.store.record import NAME, as_json, read_events, read_run
+from topkast.store.record import METRICS, as_json, read_events, read_run
 from topkast.store.run import Progress, Start
 
 
@@ -50,14 +50,14 @@ def test_events_are_written_as_they_were_read(tmp_path: Path) -> None:
     """Those of a made-up run, and those that version 0.1 has written."""
     old = Path(__file__).parents[1] / "formats" / "0.1.0" / "run"
     for folder in (made.write(tmp_path / "run", made.ordinary()), old):
-        again = [as_json(event) for event in read_events(folder / NAME)]
-        assert json.loads(json.dumps(again)) == read_lines(folder / NAME)
+        again = [as_json(event) for event in read_events(folder / METRICS)]
+        assert json.loads(json.dumps(again)) == read_lines(folder / METRICS)
 
 
 def test_a_line_that_is_cut_off_is_no_obstacle_to_a_reader_of_events(tmp_path: Path) -> None:
     folder = made.write(tmp_path / "run", [made.start(), made.progress(50)], tail='{"event"')
     notes: list[str] = []
-    assert [type(event) for event in read_events(folder / NAME, notes)] == [Start, Progress]
+    assert [type(event) for event in read_events(folder / METRICS, notes)] == [Start, Progress]
     assert len(notes) == 1
 
 

@@ -19,7 +19,7 @@ from topkast.core.weight import SparseWeight
 from topkast.cost.accounting import Flops
 from topkast.cost.flops import Example, flops, run_flops
 from topkast.cost.memory import Memory, memory
-from topkast.cost.parameters import LayerStats, layer_stats, table
+from topkast.cost.parameters import LayerStats, layer_stats, layer_table
 from topkast.methods.base import Method, grows_by_gradient
 from topkast.nn.base import SparseLayer
 
@@ -245,7 +245,7 @@ class Handle:
         return run_flops(self.model, self.weights, self.method, example, steps)
 
     def __str__(self) -> str:
-        return table(self.layers, self.weights, self.left_dense, self._fallbacks, self.model)
+        return layer_table(self.layers, self.weights, self.left_dense, self._fallbacks, self.model)
 
     def __repr__(self) -> str:
         a, b, n = (

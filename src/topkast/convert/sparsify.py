@@ -21,7 +21,7 @@ from topkast.kernels.engines import check_engine, why_not
 from topkast.methods.base import Method
 from topkast.nn.base import SparseLayer
 from topkast.nn.belongings import tags, take_over
-from topkast.nn.find import Findings, Skip, WeightGroup, choose, find, leave_frozen
+from topkast.nn.find import Findings, Skip, WeightGroup, find, wanted_groups
 from topkast.nn.registry import belongings
 
 
@@ -88,7 +88,7 @@ def sparsify(
         raise ValueError(
             "the model is itself a single layer, which cannot be swapped in place: wrap it in nn.Sequential"
         )
-    groups = leave_frozen(choose(findings, skip, keep_dense), findings)
+    groups = wanted_groups(findings, skip, keep_dense)
     if not groups:
         raise ValueError(_nothing_to_do(findings))
     counts = spread(

@@ -82,7 +82,7 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
 }
 
 
-def dense_bytes(tensors: Tensors, optimizer: OptimizerKind) -> dict[str, int]:
+def dense_footprint(tensors: Tensors, optimizer: OptimizerKind) -> dict[str, int]:
     """Of dense parameters, by part: e bytes for each of weight and gradient, and e·moments."""
     values = tensors.numel * tensors.element_size
     is_trained = int(tensors.is_trained)
@@ -93,7 +93,7 @@ def dense_bytes(tensors: Tensors, optimizer: OptimizerKind) -> dict[str, int]:
     }
 
 
-def weight_bytes(
+def weight_footprint(
     weight: Weight,
     counts: Counts,
     method: Method,
@@ -108,7 +108,7 @@ def weight_bytes(
         gradient   e·|B|
         optimizer  e·|B|·moments
         sets       (i + 1)·|B|, and 24 + 8·dimensions + 64
-        plan       see `plan_bytes`
+        plan       see `plan_footprint`
         reservoir  stored: (e + 1)·n; implicit: 56 + (2i + e)·u·(n - |B|); 0 if the method fetches nothing
         companion  what the method says that it keeps, with gradient and moments where that is trained
 
@@ -124,7 +124,7 @@ def weight_bytes(
     index = index_dtype(counts.numel).itemsize
     trained = Tensors(counts.backward, 1, weight.element_size, weight.is_trained)
     return {
-        **dense_bytes(trained, optimizer),
+        **dense_footprint(trained, optimizer),
         # Positions and flags; dims, step, changed and key in int64; what `auto` has decided.
         "sets": (index + 1) * counts.backward + 8 * (len(weight.shape) + 3) + NUM_SIZES,
         "plan": _compiled_bytes(weight, counts),
@@ -145,14 +145,14 @@ def total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _compiled_bytes(weight: Weight, counts: Counts) -> int:
     geometry, size = weight.geometry, 0
     if "embedding" in weight.kinds:
-        size += table_bytes(weight.shape[0], counts.backward)
+        size += table_footprint(weight.shape[0], counts.backward)
     if geometry is not None and geometry.num_dims < 3:  # in three dimensions there is no native engine
         gathers = gathers_input_grad(weight.shape[2:], geometry)
-        size += plan_bytes(
+        size += plan_footprint(
             weight.shape, counts.forward, counts.backward, groups=geometry.groups, gathers=gathers
         )
     if "linear" in weight.kinds:
-        size += plan_bytes(weight.shape, counts.forward, counts.backward)
+        size += plan_footprint(weight.shape, counts.forward, counts.backward)
     return size
 
 
@@ -190,7 +190,7 @@ def _companion_bytes(method: Method, counts: Counts, optimizer: OptimizerKind) -
     if companion is None:
         return 0
     learned = (
-        dense_bytes(Tensors(p.numel(), 1, p.element_size()), optimizer) for p in companion.parameters()
+        dense_footprint(Tensors(p.numel(), 1, p.element_size()), optimizer) for p in companion.parameters()
     )
     return sum(b.nbytes for b in companion.buffers()) + sum(sum(parts.values()) for parts in learned)
 
@@ -273,7 +273,7 @@ class _Cut:
         return (self.block_columns, self.span // self.block_columns), (self.span % self.block_columns, 1)
 
 
-def plan_bytes(
+def plan_footprint(
     shape: tuple[int, ...],
     forward: int,
     backward: int,
@@ -318,7 +318,7 @@ def plan_bytes(
     return round(sweeps + columns_of_b + row_firsts + cells)
 
 
-def table_bytes(num_rows: int, backward: int) -> int:
+def table_footprint(num_rows: int, backward: int) -> int:
     """Of an embedding: a 64-bit start for each row and the end; a 32-bit column and a flag for each of B."""
     return 8 * (num_rows + 1) + 5 * backward
 

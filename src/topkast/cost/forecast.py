@@ -12,10 +12,10 @@ from topkast.core.distribution import Distribution, nearest, spread
 from topkast.core.sets import Counts
 from topkast.cost.accounting import Flops, over_run
 from topkast.cost.flops import Example, dense_flops, unpacked_attention
-from topkast.cost.footprint import OPTIMIZERS, Tensors, Weight, dense_bytes, total, weight_bytes
+from topkast.cost.footprint import OPTIMIZERS, Tensors, Weight, dense_footprint, total, weight_footprint
 from topkast.cost.parameters import Parameters
 from topkast.methods.base import Method, grows_by_gradient
-from topkast.nn.find import Skip, WeightGroup, choose, find, leave_frozen
+from topkast.nn.find import Skip, WeightGroup, find, wanted_groups
 from topkast.nn.layers import geometry_of
 
 # A step that is later than any schedule.
@@ -140,7 +140,9 @@ def forecast(
     found = survey(model, method, skip=skip, keep_dense=keep_dense, distribution=distribution, budget=budget)
     flops, kind = dense_flops(model, example), OPTIMIZERS[optimizer]
     sparse = total(
-        weight_bytes(w, largest_sets(method, w.counts), method, kind, reservoir=reservoir, returned=returned)
+        weight_footprint(
+            w, largest_sets(method, w.counts), method, kind, reservoir=reservoir, returned=returned
+        )
         for w in found.weights
     )
     return Forecast(
@@ -149,9 +151,10 @@ def forecast(
         run=None if steps is None else over_run(flops, method.densities, found.counts, steps),
         sparse=sparse,
         dense=total(
-            dense_bytes(Tensors(w.counts.numel, 1, w.element_size, w.is_trained), kind) for w in found.weights
+            dense_footprint(Tensors(w.counts.numel, 1, w.element_size, w.is_trained), kind)
+            for w in found.weights
         ),
-        rest=total(dense_bytes(tensors, kind) for tensors in found.rest),
+        rest=total(dense_footprint(tensors, kind) for tensors in found.rest),
         buffer_bytes=found.buffer_bytes,
         survey=found,
     )
@@ -179,7 +182,7 @@ def survey(
     # Unpacked, so that projections have Parameters of their own, as they will.
     with unpacked_attention(model) as unpacked:
         findings = find(unpacked)
-        groups = leave_frozen(choose(findings, skip, keep_dense), findings)
+        groups = wanted_groups(findings, skip, keep_dense)
         if not groups:
             raise ValueError("no layer is left to make sparse: keep fewer of them dense")
         ours = {id(group.parameter) for group in groups}

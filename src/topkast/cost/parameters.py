@@ -117,7 +117,7 @@ def _bytes(weight: SparseWeight) -> dict[str, int]:
 _HEADER = ("layer", "kind", "shape", "|A|", "forward", "|B|", "backward", "engine")
 
 
-def table(
+def layer_table(
     layers: Mapping[str, SparseLayer],
     weights: Mapping[str, SparseWeight],
     left_dense: Mapping[str, str],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from topkast.data.datasets import DATA_SETS, find
+from topkast.data.datasets import DATA_SETS, find_dataset
 from topkast.data.labelled import ByteImages, Part, opened
 
 # ---- the form for Python, read without running it ------------------------------------------------------
@@ -174,7 +174,7 @@ def read_cifar10(path: Path | str | None = None, *, check: bool = True) -> ByteI
         path: A folder with ``data_batch_1.bin`` … and ``test_batch.bin`` (and, if there is one,
             ``batches.meta.txt`` with the names of classes), or with ``data_batch_1`` … of the python version,
             or with ``data_batch_1.webp`` …, mosaics of 100 × 100 images in their order, and ``labels.npz``
-            with ``train`` and ``test``; see `find` for None.
+            with ``train`` and ``test``; see `find_dataset` for None.
         check: Whether a batch of 10,000 images must be the published one; not so for other images in the
             same form.
 
@@ -182,7 +182,7 @@ def read_cifar10(path: Path | str | None = None, *, check: bool = True) -> ByteI
         FileNotFoundError: None of these, or no test batch.
         ValueError: A damaged or altered batch.
     """
-    folder = find("cifar-10", path)
+    folder = find_dataset("cifar-10", path)
     form = _form(folder)
     if form is None:
         raise FileNotFoundError(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-SUFFIXES = ("", ".gz", ".xz", ".bz2")
+_PACKINGS = ("", ".gz", ".xz", ".bz2")
 _OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}  # pyright: ignore[reportAssignmentType]
 _BLOCK = 1 << 20
 # What decoders raise for data that they cannot unpack; the last two are a zip's, for a version and for names.
@@ -105,7 +105,7 @@ def damage_named(what: str) -> Iterator[None]:
 def locate(place: Path, names: Sequence[str]) -> Packed | None:
     """The first of `names` in a folder (plain or packed) or in a zip (in any folder of it), or None."""
     if place.is_dir():
-        candidates = (place / (name + suffix) for name in names for suffix in SUFFIXES)
+        candidates = (place / (name + suffix) for name in names for suffix in _PACKINGS)
         return next((Packed(path) for path in candidates if path.is_file()), None)
     with damage_named(str(place)), zipfile.ZipFile(place) as archive:
         members = {Path(member).name: member for member in sorted(archive.namelist(), reverse=True)}
@@ -181,7 +181,7 @@ DATA_SETS: dict[str, DataSet] = {
 }
 
 
-def find(name: str, path: Path | str | None = None) -> Path:
+def find_dataset(name: str, path: Path | str | None = None) -> Path:
     """The file or folder of a data set.
 
     Args:

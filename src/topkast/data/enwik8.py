@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.datasets import DATA_SETS, Packed, find, locate
+from topkast.data.datasets import DATA_SETS, Packed, find_dataset, locate
 
 SIZE = 100_000_000
 SHA1 = "57b8363b814821dc9d47aa4d41f58733519076b2"
@@ -49,7 +49,7 @@ def read_enwik8(path: Path | str | None = None, *, limit: int | None = None, com
     """The text as bytes. A plain file is mapped, not read; a packed one is unpacked into memory (100 MB).
 
     Args:
-        path: The file, plain or as .zip, .gz, .xz or .bz2, or a folder that has it; see `find` for None.
+        path: The file, plain or as .zip, .gz, .xz or .bz2, or its folder; see `find_dataset` for None.
         limit: Use only so many bytes from the start, split in the same proportion.
         compact: Number the 205 byte values that occur from 0 on, by rising value, whatever `limit` is; makes
             a copy of the text. Otherwise the id is the byte.
@@ -60,7 +60,7 @@ def read_enwik8(path: Path | str | None = None, *, limit: int | None = None, com
     """
     if limit is not None and not 20 <= limit <= SIZE:
         raise ValueError(f"`limit` must be between 20 and {SIZE:,}, got {limit}")
-    file = _file(find("enwik8", path))
+    file = _file(find_dataset("enwik8", path))
     text = _mapped(file.path) if file.is_plain else _unpacked(file, limit)
     _check(file, text, limit)
     text = text[:limit]

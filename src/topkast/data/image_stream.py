@@ -151,7 +151,7 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
-class Source(Protocol):
+class Photographs(Protocol):
     """Where images come from: files, or decoded ones."""
 
     @property
@@ -188,7 +188,7 @@ class ImageStream:
         std: The same.
     """
 
-    source: Source
+    source: Photographs
     batch: int
     seed: int = 0
     size: int = 224

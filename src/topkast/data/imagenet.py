@@ -1,6 +1,6 @@
 """ImageNet, or any photographs: an index of files in a folder for each class, or decoded once and mapped.
 
-Both are a `Source` of an `ImageStream`. The index is read when an image is wanted. Decoded images are
+Both are `Photographs` for an `ImageStream`. A file is read when its image is wanted. Decoded images are
 bytes in .npy files, which is the fast way to train on them.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.datasets import DATA_SETS, find
-from topkast.data.image_stream import Source, central_box, cut, made_ahead
-from topkast.data.labelled import SUFFIXES, opened, pillow
+from topkast.data.datasets import DATA_SETS, find_dataset
+from topkast.data.image_stream import Photographs, central_box, cut, made_ahead
+from topkast.data.labelled import IMAGE_SUFFIXES, opened, pillow
 from topkast.store.files import replaced
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def read_imagenet(path: Path | str | None = None) -> tuple[ImageFiles, ImageFile
     """The training and validation images of a folder with ``train`` and ``val``.
 
     Args:
-        path: The folder; see `find` for None.
+        path: The folder; see `find_dataset` for None.
 
     Raises:
         FileNotFoundError: No such folder, or without the two.
         ValueError: Fewer than two classes, a class without images, or one that is only in ``val``.
     """
-    folder = find("imagenet", path)
+    folder = find_dataset("imagenet", path)
     for part in ("train", "val"):
         if not (folder / part).is_dir():
             raise FileNotFoundError(
@@ -111,7 +111,7 @@ def _image_names(folder: Path) -> list[str]:
     names = sorted(
         entry.name
         for entry in os.scandir(folder)
-        if os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.name[0] != "."
+        if os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.name[0] != "."
     )
     if not names:
         raise ValueError(f"{folder} has no images; remove the folder if there is no such class")
@@ -143,7 +143,7 @@ class DecodedImages:
         yield pillow().fromarray(self.images[index])
 
 
-def decode_images(source: Source, folder: Path, *, side: int = 256, workers: int = 2) -> None:
+def decode_images(source: Photographs, folder: Path, *, side: int = 256, workers: int = 2) -> None:
     """Writes ``images.npy``, ``labels.npy`` and ``classes.json``: the middle square of every image.
 
     ImageNet at 256 pixels takes 252 GB and is read without decoding; what is beside the middle square

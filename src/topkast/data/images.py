@@ -15,7 +15,7 @@ from torch import Tensor
 
 from topkast.data.cifar import is_cifar10, read_cifar10
 from topkast.data.datasets import Packed
-from topkast.data.labelled import SUFFIXES, ByteImages, Part, opened
+from topkast.data.labelled import IMAGE_SUFFIXES, ByteImages, Part, opened
 from topkast.data.plain_text import is_held_out
 
 # ---- the idx format of MNIST and Fashion-MNIST, plain or gzipped ---------------------------------------
@@ -105,7 +105,7 @@ def _files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
         (path, label)
         for label, name in enumerate(classes)
         for path in sorted((folder / name).rglob("*"))
-        if path.suffix.lower() in SUFFIXES
+        if path.suffix.lower() in IMAGE_SUFFIXES
     ]
 
 

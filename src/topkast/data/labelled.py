@@ -54,7 +54,7 @@ class ByteImages:
 
 # ---- image files ---------------------------------------------------------------------------------------
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
 
 
 def pillow() -> Any:

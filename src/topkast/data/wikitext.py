@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topkast.data.datasets import DATA_SETS, Packed, find, locate
+from topkast.data.datasets import DATA_SETS, Packed, find_dataset, locate
 from topkast.data.vocabulary import Vocabulary, WordCache, count_words
 
-PARTS = ("train", "valid", "test")
+_PARTS = ("train", "valid", "test")
 # The longest line of WikiText has some ten thousand bytes; one of this size is no line of words.
 _LONGEST_LINE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Published:
+class Edition:
     """What is known of a text: words with an `<eos>` for each line, different words, and digests.
 
     Attributes:
@@ -35,8 +35,8 @@ class Published:
     sha256: dict[str, tuple[int, str]]
 
 
-PUBLISHED: dict[str, Published] = {
-    "wikitext-2": Published(
+EDITIONS: dict[str, Edition] = {
+    "wikitext-2": Edition(
         (2_088_628, 217_646, 245_569),
         33_278,
         {
@@ -45,7 +45,7 @@ PUBLISHED: dict[str, Published] = {
             "test": (1_256_449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
         },
     ),
-    "wikitext-103": Published(
+    "wikitext-103": Edition(
         (103_227_021, 217_646, 245_569),
         267_735,
         {
@@ -81,20 +81,20 @@ def read_wikitext(
 
     Args:
         name: Which.
-        path: Its folder or zip; see `find` for None.
+        path: Its folder or zip; see `find_dataset` for None.
         cache: As for `read_words`.
 
     Raises:
         FileNotFoundError: It is not there; the message says where to get it.
         ValueError: Damaged, cut, altered, or another text.
     """
-    if name not in PUBLISHED:
-        raise ValueError(f"`name` must be one of {', '.join(PUBLISHED)}, got {name!r}")
-    place = find(name, path)
-    words = _read(place, cache, PUBLISHED[name], f"; {name} can be had from {DATA_SETS[name].origin}")
-    found = (*(len(getattr(words, part)) for part in PARTS), words.num_symbols)
-    must = (*PUBLISHED[name].counts, PUBLISHED[name].num_words)
-    for what, count, expected in zip((*PARTS, "vocabulary"), found, must, strict=True):
+    if name not in EDITIONS:
+        raise ValueError(f"`name` must be one of {', '.join(EDITIONS)}, got {name!r}")
+    place = find_dataset(name, path)
+    words = _read(place, cache, EDITIONS[name], f"; {name} can be had from {DATA_SETS[name].origin}")
+    found = (*(len(getattr(words, part)) for part in _PARTS), words.num_symbols)
+    must = (*EDITIONS[name].counts, EDITIONS[name].num_words)
+    for what, count, expected in zip((*_PARTS, "vocabulary"), found, must, strict=True):
         if count != expected:
             raise ValueError(
                 f"{place} is not {name}: its {what} must have {expected:,} words, got {count:,}; get it "
@@ -125,13 +125,13 @@ def read_words(path: Path | str, *, cache: Path | str | None = None) -> Words:
     return _read(Path(path), cache, None, "")
 
 
-def _read(place: Path, cache: Path | str | None, published: Published | None, origin: str) -> Words:
-    files = {part: _file(place, part, origin) for part in PARTS}
+def _read(place: Path, cache: Path | str | None, edition: Edition | None, origin: str) -> Words:
+    files = {part: _file(place, part, origin) for part in _PARTS}
     if cache is None:
-        vocabulary, ids = _number(files, None, published)
+        vocabulary, ids = _number(files, None, edition)
         return Words(**ids, vocabulary=vocabulary)
     kept = WordCache(Path(cache), {part: file.stored_sha256() for part, file in files.items()})
-    vocabulary, ids = kept.load() or _number(files, kept, published)
+    vocabulary, ids = kept.load() or _number(files, kept, edition)
     return Words(**ids, vocabulary=vocabulary)
 
 
@@ -144,14 +144,14 @@ def _file(place: Path, part: str, origin: str) -> Packed:
 
 
 def _number(
-    files: dict[str, Packed], cache: WordCache | None, published: Published | None
+    files: dict[str, Packed], cache: WordCache | None, edition: Edition | None
 ) -> tuple[Vocabulary, dict[str, Tensor]]:
     """Numbers all parts; with a cache they go there piece by piece and come back mapped."""
-    vocabulary, count = count_words(_lines(files["train"], "train", published))
+    vocabulary, count = count_words(_lines(files["train"], "train", edition))
     digests: dict[str, str] = {}
     parts: dict[str, Tensor] = {}
     for part, file in files.items():
-        ids: Iterable[np.ndarray] = vocabulary.encode(_lines(file, part, published))
+        ids: Iterable[np.ndarray] = vocabulary.encode(_lines(file, part, edition))
         if part != "train":
             ids = list(ids)
             count = sum(map(len, ids))
@@ -178,7 +178,7 @@ def _filled(count: int, ids: Iterable[np.ndarray]) -> Tensor:
     return torch.from_numpy(whole)
 
 
-def _lines(file: Packed, part: str, published: Published | None) -> Iterator[str]:
+def _lines(file: Packed, part: str, edition: Edition | None) -> Iterator[str]:
     """The lines of a part; at their end the text is known to be whole."""
     digest, size, number = hashlib.sha256(), 0, 0
     with file.open() as stream:
@@ -196,7 +196,7 @@ def _lines(file: Packed, part: str, published: Published | None) -> Iterator[str
                 raise ValueError(f"{file} must be UTF-8, but line {number} is not: {error.reason}") from None
     if number == 0:
         raise ValueError(f"{file} is empty")
-    expected = published.sha256.get(part) if published else None
+    expected = edition.sha256.get(part) if edition else None
     # Another size is another edition of the text, whose words are counted; the same size is a damaged copy.
     if expected and size == expected[0] and digest.hexdigest() != expected[1]:
         raise ValueError(

@@ -17,7 +17,7 @@ from topkast.models.resnet import resnet18, resnet20, resnet50
 from topkast.models.simple import MLP, Decoder
 from topkast.models.transformer_xl import TransformerXL
 
-Example = Tensor | tuple[Tensor, ...]
+Inputs = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Entry:
     sizes: Mapping[str, Any]
     unit: str
     arguments: Callable[[Mapping[str, Any]], dict[str, Any]]
-    example: Callable[[Mapping[str, Any], int], Example]
+    example: Callable[[Mapping[str, Any], int], Inputs]
 
     def check(self, sizes: Mapping[str, Any]) -> None:
         """Raises ValueError for a size that cannot be."""
@@ -49,7 +49,7 @@ class Entry:
         if sizes.get("width", 0) % sizes.get("heads", 1):
             raise ValueError(f"`heads` must divide `width` ({sizes['width']}), got {sizes['heads']}")
 
-    def build(self, batch: int, sizes: Mapping[str, Any]) -> tuple[nn.Module, Example]:
+    def build(self, batch: int, sizes: Mapping[str, Any]) -> tuple[nn.Module, Inputs]:
         """The network and an input on the meta device, where nothing takes memory.
 
         Args:
@@ -73,13 +73,13 @@ def _decoder(s: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_symbols": s["vocabulary"], **sizes}
 
 
-def _with_memory(s: Mapping[str, Any], batch: int) -> Example:
+def _with_memory(s: Mapping[str, Any], batch: int) -> Inputs:
     """Symbols, and a memory 3 times as long, as the paper has them in training."""
     symbols = torch.empty(batch, s["length"], dtype=torch.int64)
     return symbols, torch.empty(s["depth"], batch, 3 * s["length"], s["width"])
 
 
-def _pictures(s: Mapping[str, Any], batch: int) -> Example:
+def _pictures(s: Mapping[str, Any], batch: int) -> Inputs:
     return torch.empty(batch, 3, s["image_size"], s["image_size"])
 
 

@@ -147,27 +147,19 @@ def _group(holders: dict[int, list[tuple[str, int]]], findings: Findings) -> Non
             findings.groups.append(group)
 
 
-def leave_frozen(groups: list[WeightGroup], findings: Findings) -> list[WeightGroup]:
-    """The groups that are trained; the others are added to `findings.left_dense`.
-
-    A weight without a gradient keeps its values: sparsity would zero most of a position table.
-    """
-    for group in groups:
-        if not group.parameter.requires_grad:
-            findings.left_dense.update(dict.fromkeys(group.names, FROZEN))
-    return [group for group in groups if group.parameter.requires_grad]
-
-
 # ---- which of them become sparse: `skip` and `keep_dense` ----------------------------------------------
 
 Skip = Iterable[str] | Callable[[str, nn.Module], bool] | str
 _KEEP_DENSE = ("first", "last", "embeddings")
 
 
-def choose(findings: Findings, skip: Skip | None, keep_dense: Collection[str] | str) -> list[WeightGroup]:
+def wanted_groups(
+    findings: Findings, skip: Skip | None, keep_dense: Collection[str] | str
+) -> list[WeightGroup]:
     """The groups to make sparse; the reasons for the others are added to `findings.left_dense`.
 
-    A weight shared by several layers stays dense if any of them is to.
+    A weight shared by several layers stays dense if any of them is to. A weight without a gradient keeps its
+    values: sparsity would zero most of a position table.
     """
     reasons = _kept_dense(findings, keep_dense)
     reasons.update(_skipped(findings.groups, skip))
@@ -178,7 +170,11 @@ def choose(findings: Findings, skip: Skip | None, keep_dense: Collection[str] | 
                 findings.left_dense[name] = reasons[name]
             elif hits:
                 findings.left_dense[name] = f"shares its weight with {hits[0]}"
-    return [g for g in findings.groups if g.name not in findings.left_dense]
+    groups = [g for g in findings.groups if g.name not in findings.left_dense]
+    for group in groups:
+        if not group.parameter.requires_grad:
+            findings.left_dense.update(dict.fromkeys(group.names, FROZEN))
+    return [g for g in groups if g.parameter.requires_grad]
 
 
 def _kept_dense(findings: Findings, keep_dense: Collection[str] | str) -> dict[str, str]:

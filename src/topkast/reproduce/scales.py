@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topkast.core.distribution import nearest
-from topkast.data.datasets import find
+from topkast.data.datasets import find_dataset
 from topkast.reproduce.recipe import Recipe
 from topkast.train.config import Config
 from topkast.train.preset import preset_values
@@ -61,7 +61,7 @@ class Scale:
         for dataset, values in self.workloads[workload]:
             try:
                 if dataset is not None:
-                    find(dataset)
+                    find_dataset(dataset)
             except FileNotFoundError as error:
                 missing.append(str(error))
                 continue

@@ -21,7 +21,6 @@ from typing import Any
 
 from torch import Tensor
 
-from topkast.store import manifest
 from topkast.store.files import (
     TEMPORARY,
     Patience,
@@ -32,6 +31,7 @@ from topkast.store.files import (
     write_new,
 )
 from topkast.store.manifest import (
+    MANIFEST,
     STATE,
     TENSORS,
     CheckpointError,
@@ -124,7 +124,7 @@ def _write_once(
             TENSORS: write_new(temporary / TENSORS, tensor_chunks(tensors)),
             STATE: write_new(temporary / STATE, [state]),
         }
-        write_new(temporary / manifest.NAME, [Manifest(step, score, files).dump()])
+        write_new(temporary / MANIFEST, [Manifest(step, score, files).dump()])
         sync_folder(temporary)
         return _put(temporary, folder / _name(step))
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 
 # Raised when a key changes its meaning or goes.
 FORMAT = 1
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 MAX_SIZE = 1 << 16
 TENSORS, STATE = "tensors.safetensors", "state.json"
 _FILES = {TENSORS, STATE}
@@ -88,12 +88,12 @@ def read_manifest(folder: Path, step: int) -> Manifest:
     Raises:
         CheckpointError: Something is wrong; the file is named.
     """
-    path = folder / NAME
+    path = folder / MANIFEST
     try:
         names = set(os.listdir(folder))
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read ({error.strerror})") from error
-    if NAME not in names:
+    if MANIFEST not in names:
         raise CheckpointError(f"{path} is missing: the checkpoint is incomplete")
     size = _size(path)
     if size > MAX_SIZE:
@@ -109,7 +109,7 @@ def read_manifest(folder: Path, step: int) -> Manifest:
         raise CheckpointError(f"{path} must list {' and '.join(sorted(_FILES))}, and nothing else")
     for name in sorted(_FILES - names):
         raise CheckpointError(f"{folder / name} is missing")
-    for name in sorted(names - _FILES - {NAME}):
+    for name in sorted(names - _FILES - {MANIFEST}):
         raise CheckpointError(f"{folder / name} does not belong to the checkpoint")
     return content
 
@@ -139,7 +139,7 @@ def read_checked(path: Path, file: dict[str, Any]) -> bytes:
     content = _read(path)
     _check_size(path, len(content), file["size"])
     if hashlib.sha256(content).hexdigest() != file["sha256"]:
-        raise CheckpointError(f"{path} was altered: its SHA-256 is not the one in {NAME}")
+        raise CheckpointError(f"{path} was altered: its SHA-256 is not the one in {MANIFEST}")
     return content
 
 
@@ -155,7 +155,7 @@ def _size(path: Path) -> int:
 
 def _check_size(path: Path, found: int, expected: int) -> None:
     if found != expected:
-        raise CheckpointError(f"{path} has {found:,} bytes, {NAME} says {expected:,}")
+        raise CheckpointError(f"{path} has {found:,} bytes, {MANIFEST} says {expected:,}")
 
 
 def _read(path: Path) -> bytes:

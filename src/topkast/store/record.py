@@ -10,7 +10,7 @@ from typing import Any
 
 from topkast.store.run import Bytes, End, Event, Layer, LayerPoint, Progress, Reference, Run, Start
 
-NAME = "metrics.jsonl"
+METRICS = "metrics.jsonl"
 
 
 # ---- writing ------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     _check_folder(folder)
     notes: list[str] = []
-    events = read_events(folder / NAME, notes)
+    events = read_events(folder / METRICS, notes)
     points = [event for event in events if isinstance(event, Progress)]
     if not points:
         raise ValueError(
@@ -120,9 +120,9 @@ def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise FileNotFoundError(f"{folder} {what}: give the folder of a run, as `topkast train` makes it")
-    if not (folder / NAME).is_file():
+    if not (folder / METRICS).is_file():
         raise FileNotFoundError(
-            f"{folder} is not a run: it has no {NAME}; give the folder that `topkast train` has written"
+            f"{folder} is not a run: it has no {METRICS}; give the folder that `topkast train` has written"
         )
 
 
@@ -140,7 +140,7 @@ def _objects(path: Path, notes: list[str]) -> dict[int, Any]:
                     "may cut off: mend or remove it"
                 ) from error
             why = "as when a run is killed while it writes"
-            notes.append(f"Line {number} of {NAME} was cut off, {why}; it is left out.")
+            notes.append(f"Line {number} of {METRICS} was cut off, {why}; it is left out.")
     return found
 
 

@@ -22,8 +22,7 @@ from pathlib import Path
 from topkast.core.distribution import nearest
 from topkast.methods.named import METHODS
 from topkast.store.files import replace
-from topkast.store.record import NAME as METRICS
-from topkast.store.record import read_events
+from topkast.store.record import METRICS, read_events
 from topkast.store.run import End
 from topkast.train.config import Config
 from topkast.train.folder import MARKER as RUN_MARKER

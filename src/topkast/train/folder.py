@@ -28,7 +28,7 @@ from topkast.store.files import (
     replace,
     sync_folder,
 )
-from topkast.store.record import NAME as METRICS
+from topkast.store.record import METRICS
 from topkast.train.environment import environment
 
 # Raised when a file changes its meaning or goes.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from topkast.data.batches import ImageBatches
 from topkast.data.cifar import read_cifar10
-from topkast.data.datasets import DATA_SETS, find
+from topkast.data.datasets import DATA_SETS, find_dataset
 from topkast.data.images import ByteImages, digits, read_byte_folder
 from topkast.models.network import Network
 from topkast.train.task import Task
@@ -75,7 +75,7 @@ class ImageTask(Task):
             return ByteImages(blank, blank, classes), f"{title}, which is not here, but blank"
         if name == "cifar-10":
             return read_cifar10(self.data), title
-        return read_byte_folder(find(name, self.data)), title
+        return read_byte_folder(find_dataset(name, self.data)), title
 
     def sizes(self) -> dict[str, Any]:
         own = {"hidden": self.hidden} if self.model == "mlp" else {"width": self.width, "depth": self.depth}

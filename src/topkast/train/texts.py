@@ -10,9 +10,9 @@ from torch import Tensor
 
 from topkast.data.enwik8 import SIZE, read_enwik8
 from topkast.data.plain_text import read_text, stdlib_text
-from topkast.data.wikitext import PUBLISHED, read_wikitext
+from topkast.data.wikitext import EDITIONS, read_wikitext
 
-NUM_WORDS = {name: published.num_words for name, published in PUBLISHED.items()}
+NUM_WORDS = {name: edition.num_words for name, edition in EDITIONS.items()}
 
 
 @dataclass(frozen=True)
