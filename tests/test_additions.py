@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import topkast
 from topkast.core.moment import Moment
 from topkast.core.sets import Sets
+from topkast.cost.flops import dense_flops
 from topkast.data.datasets import DATA_SETS, DataSet, find_dataset
 from topkast.kernels.auto import NAMES
 from topkast.kernels.engines import ENGINES
@@ -99,6 +100,24 @@ def test_a_layer_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 8)
     layer = sparse.layers["0"]
     torch.testing.assert_close(model(x), 2 * (x @ layer.alpha().T + layer.bias))
+
+
+class Plain(nn.Module):
+    """A layer that is none of torch's."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(outputs, inputs)), None
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input @ self.weight.T
+
+
+def test_the_flops_of_an_added_layer_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._COUNTERPARTS, Plain, Linear)
+    model, x = nn.Sequential(Plain(8, 12)), torch.randn(4, 8)
+    assert dense_flops(model, x).forward == 2 * 4 * 96
+    assert topkast.sparsify(model, topkast.TopKAST(0.75, 0.5)).flops(x).forward == 2 * 4 * 24
 
 
 def test_a_data_set_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
