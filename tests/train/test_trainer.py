@@ -40,7 +40,7 @@ def make(path: Path, **values: dict[str, object]) -> Trainer:
 def _often(method: str) -> dict[str, object]:
     """A method that refreshes every other step, if it refreshes."""
     takes = METHODS[method].takes
-    return {"method": method, **({"refresh_every": 2} if "update_every" in takes else {})}
+    return {"method": method, **({"refresh_every": 2} if "refresh_every" in takes else {})}
 
 
 @pytest.mark.parametrize("method", METHODS)

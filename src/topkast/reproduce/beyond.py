@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from topkast.methods.named import METHODS
 from topkast.reproduce.claims import Claim, beats
 from topkast.reproduce.experiment import Experiment, Row
 from topkast.reproduce.recipe import other, topkast
@@ -72,13 +73,13 @@ OPTIMIZER = Experiment(
     title="SGD with momentum, and Adam (90 %)",
     about="Each with a learning rate that suits the dense network.",
     rows=tuple(
-        Row(f"{name}, {words}", recipe)
+        Row(f"{METHODS[recipe.method].title}, {words}", recipe)
         for variant, words in (("", "SGD"), ("adam", "Adam"))
-        for name, recipe in (
-            ("dense", other(W, "dense", variant=variant)),
-            ("static", other(W, "static", 0.9, variant=variant)),
-            ("RigL", other(W, "rigl", 0.9, variant=variant)),
-            ("Top-KAST", topkast(W, 0.9, 0.8, variant=variant)),
+        for recipe in (
+            other(W, "dense", variant=variant),
+            other(W, "static", 0.9, variant=variant),
+            other(W, "rigl", 0.9, variant=variant),
+            topkast(W, 0.9, 0.8, variant=variant),
         )
     ),
     claims=(

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from topkast.methods.named import METHODS
 from topkast.report.style import (
     BLACK,
     BLUE,
@@ -24,14 +25,21 @@ from topkast.report.style import (
 from topkast.reproduce.experiment import Findings
 from topkast.reproduce.outcome import Outcome, mean_backward
 
-_COLORS = {"dense": BLACK, "static": GREY, "SET": GREEN, "RigL": RED, "pruning": PURPLE, "Top-KAST": BLUE}
-_MARKERS = {"dense": "*", "static": "x", "SET": "s", "RigL": "D", "pruning": "^", "Top-KAST": "o"}
-_TITLES = {"topkast": "Top-KAST", "rigl": "RigL", "set": "SET"}
+# Colour and marker of a method; one that the paper does not draw has the last.
+_LOOKS = {
+    "dense": (BLACK, "*"),
+    "static": (GREY, "x"),
+    "set": (GREEN, "s"),
+    "rigl": (RED, "D"),
+    "pruning": (PURPLE, "^"),
+    "topkast": (BLUE, "o"),
+}
+_OTHER = (SKY, "v")
 _BY_SPARSITY = {0.8: BLUE, 0.9: ORANGE, 0.95: GREEN, 0.98: BLUE, 0.99: ORANGE}
 
 
-def _family(found: Outcome) -> str:
-    return _TITLES.get(found.recipe.method, found.recipe.method)
+def _look(found: Outcome) -> tuple[str, str]:
+    return _LOOKS.get(found.recipe.method, _OTHER)
 
 
 def _quality_label(findings: Findings) -> str:
@@ -50,10 +58,9 @@ def _families(axes: Any, findings: Findings, x: Callable[[Outcome], float]) -> N
     """A point for each row, a colour and marker for each method, a line through those of Top-KAST."""
     named: set[str] = set()
     for found in findings.outcomes.values():
-        family = _family(found)
-        label = None if family in named else family
-        named.add(family)
-        _point(axes, x(found), found, _COLORS[family], _MARKERS[family], label)
+        title = METHODS[found.recipe.method].title
+        _point(axes, x(found), found, *_look(found), None if title in named else title)
+        named.add(title)
 
 
 def _line(axes: Any, found: Iterable[Outcome], color: str, marker: str, name: str) -> None:
@@ -94,14 +101,14 @@ def backward(findings: Findings) -> Any:
     at = {label: 100 * (1 - mean_backward(found)) for label, found in findings.outcomes.items()}
     for label, found in findings.outcomes.items():
         color = BLACK if found.recipe.forward is None else _BY_SPARSITY[found.recipe.forward]
-        _point(axes, at[label], found, color, _MARKERS[_family(found)], None)
+        _point(axes, at[label], found, color, _look(found)[1], None)
     for forward in (0.8, 0.9, 0.95):
         color = _BY_SPARSITY[forward]
         ours = [(at[n], f.mean) for n, f in findings.outcomes.items() if _is_ours(f, forward)]
         axes.plot(*zip(*sorted(ours), strict=True), color=color, lw=1) if ours else None
         axes.plot([], [], color=color, lw=4, label=f"{100 * forward:g} % forward")
-    for family in dict.fromkeys(map(_family, findings.outcomes.values())):
-        axes.plot([], [], color=GREY, marker=_MARKERS[family], ls="", label=family)
+    for title, found in {METHODS[f.recipe.method].title: f for f in findings.outcomes.values()}.items():
+        axes.plot([], [], color=GREY, marker=_look(found)[1], ls="", label=title)
     return _dressed(figure, axes, findings, "mean backward sparsity, %")
 
 
@@ -147,7 +154,7 @@ def dots(findings: Findings) -> Any:
     figure, axes = new_figure(height=1.0 + 0.36 * max(1, len(found)))
     for i, one in enumerate(found):
         seeds = list(one.qualities.values())
-        axes.plot([one.mean], [i], "o", ms=8, color=_COLORS.get(_family(one), SKY))
+        axes.plot([one.mean], [i], "o", ms=8, color=_look(one)[0])
         axes.plot(seeds, [i] * len(seeds), "o", ms=3, mfc="white", mec="black", mew=0.7, ls="")
         axes.annotate(
             f"{one.mean:.4g}",

@@ -10,6 +10,7 @@ from typing import Any
 
 from topkast.core.distribution import nearest
 from topkast.data.files import find
+from topkast.methods.named import METHODS
 from topkast.reproduce.recipe import Recipe
 from topkast.train.config import Config
 from topkast.train.preset import preset_values
@@ -32,7 +33,7 @@ class Scale:
         workloads: What each is: options by section, in order of preference with the data set that they
             need (None if it comes along), so that the tiny scale runs on any machine.
         variants: (workload, name of the variant) → options that differ.
-        updates: How often SET, RigL and pruning choose sets in a run; None is as published.
+        updates: How often methods like SET, RigL and pruning choose sets in a run; None is as published.
     """
 
     name: str
@@ -107,7 +108,7 @@ class Scale:
             return recipe.refresh_steps
         if recipe.refresh is not None:
             return max(2, round(recipe.refresh * steps / PAPER_STEPS))
-        if self.updates is not None and recipe.method in ("set", "rigl", "pruning", "snfs"):
+        if self.updates is not None and METHODS[recipe.method].is_occasional:
             return math.ceil(steps / self.updates)
         return None
 

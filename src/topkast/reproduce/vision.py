@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from topkast.methods.named import METHODS
 from topkast.reproduce.claims import Claim, Difference, Outcomes, Test, at_equal_flops, beats
 from topkast.reproduce.experiment import Experiment, Row
 from topkast.reproduce.outcome import Outcome
@@ -26,8 +27,7 @@ def row(forward: float, backward: float, suffix: str = "", **more: object) -> Ro
 
 def rivals(forward: float, methods: Sequence[str] = ("static", "set", "rigl", "pruning")) -> list[Row]:
     """Rows of other methods at one sparsity."""
-    titles = {"static": "static", "set": "SET", "rigl": "RigL", "pruning": "pruning"}
-    return [Row(f"{titles[name]} {100 * forward:g}", other(W, name, forward)) for name in methods]
+    return [Row(f"{METHODS[name].title} {100 * forward:g}", other(W, name, forward)) for name in methods]
 
 
 _DENSE = Row("dense", other(W, "dense"))

@@ -77,7 +77,7 @@ class ModelOptions:
 class MethodOptions:
     """How it is sparse."""
 
-    method: str = option(str, "topkast", ", ".join(METHODS), choices=tuple(METHODS), metavar="NAME")
+    method: str = option(str, "topkast", ", ".join(METHODS), choices=METHODS, metavar="NAME")
     forward_sparsity: float | None = option(float, None, "share of zeros (0.9)", least=0, metavar="S")
     backward_sparsity: float | None = option(
         float,

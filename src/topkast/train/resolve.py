@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from topkast.methods.base import Method
-from topkast.methods.named import Choice, named_method
+from topkast.methods.named import METHODS, OPTIONS, Choice, named_method
 from topkast.train.config import Config
 from topkast.train.task import Task
 
@@ -46,19 +46,10 @@ def make_method(config: Config) -> Method | None:
     options = config.method
     if options.method == "dense":
         return None
-    every = options.refresh_every
-    if options.method == "topkast" and every is None:
-        every = 1  # the runs are short; see docs/method.md on choosing N
-    choice = Choice(
-        options.forward_sparsity,
-        options.backward_sparsity,
-        every,
-        options.begin,
-        options.t_end,
-        config.train.steps,
-        options.exploration,
-    )
-    method = named_method(options.method, choice)
+    chosen = {name: getattr(options, name) for name in OPTIONS}
+    if chosen["refresh_every"] is None:
+        chosen["refresh_every"] = METHODS[options.method].every
+    method = named_method(options.method, Choice(**chosen, steps=config.train.steps))
     assert config.train.steps is not None
     method.check_run(config.train.steps)
     return method
