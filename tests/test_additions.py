@@ -23,9 +23,9 @@ from topkast.methods.named import METHODS, Named
 from topkast.nn import registry
 from topkast.nn.linear import Linear
 from topkast.report import read_run
+from topkast.reproduce.contest import contender
 from topkast.reproduce.recipe import other
 from topkast.reproduce.scales import TINY
-from topkast.train.contest import Contender
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def test_a_named_method_is_one_entry(
     assert "first has no `t_end` (got 9): it takes `forward_sparsity`" in capsys.readouterr().err
     assert main(["plan", "mlp", *chosen]) == 0
     assert "FirstElements 50/50 % sparse" in capsys.readouterr().out
-    assert Contender.parse("first:0.5").name(0) == "first-0.5-seed0"
+    assert contender("first:0.5").label == "first-0.5"
     recipe = other("images", "first", 0.5)
     assert TINY.config(recipe, 0, is_forecast=True).method.method == "first"
 

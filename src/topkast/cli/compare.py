@@ -12,10 +12,9 @@ from topkast.cli.options import add_options, add_preset, configuration, given
 from topkast.report import read_run, write_comparison
 from topkast.report.groups import Group, group
 from topkast.report.words import MISSING, duration, number, size
+from topkast.reproduce import contest
 from topkast.text import padded
-from topkast.train import contest
 from topkast.train.config import TASKS, Config
-from topkast.train.contest import Contender
 
 DEFAULT = ("dense", "static:0.9", "rigl:0.9", "topkast:0.9/0.8")
 # What the contenders and --seeds decide.
@@ -50,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         contest.names(out)
     else:
         base = configuration(options)
-        configs = contest.plan(base, _contenders(options.contenders), _seeds(options.seeds))
+        configs = contest.plan(base, options.contenders or DEFAULT, _seeds(options.seeds))
         out = options.out or _free_folder(base)
         contest.create(out, configs)
     if (code := contest.go(out, quiet=options.quiet)) != 0:
@@ -60,10 +59,6 @@ def run(options: argparse.Namespace) -> int:
     print(_summary(group(runs), runs[0].quality_name))
     print(f"report: {write_comparison(runs, out / 'comparison.html')}")
     return 0
-
-
-def _contenders(texts: list[str]) -> list[Contender]:
-    return [Contender.parse(text) for text in texts or DEFAULT]
 
 
 def _seeds(text: str) -> list[int]:

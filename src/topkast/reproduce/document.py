@@ -56,7 +56,7 @@ def write_document(by_scale: Mapping[str, Sequence[Findings]], out: Path) -> Pat
 
 def _is_there(findings: Findings) -> bool:
     """Whether every row has a result: a table that merely shares some with another says nothing."""
-    return all(row.label in findings.outcomes for row in findings.experiment.rows)
+    return all(row.label in findings.groups for row in findings.experiment.rows)
 
 
 def _scale(name: str, shown: Sequence[Findings], folder: Path) -> str:
@@ -84,9 +84,9 @@ def _scale(name: str, shown: Sequence[Findings], folder: Path) -> str:
 
 def _section(findings: Findings, scale: str, folder: Path, has_picture: bool) -> list[str]:
     experiment = findings.experiment
-    runs = [run for found in findings.outcomes.values() for run in found.runs.values()]
+    runs = [run for found in findings.groups.values() for run in found.runs.values()]
     spent = duration(sum(run.seconds_per_step * run.last.step for run in runs))
-    seeds = {seed for found in findings.outcomes.values() for seed in found.runs}
+    seeds = {seed for found in findings.groups.values() for seed in found.runs}
     note = "" if findings.is_whole else " Not all of its runs are finished."
     lines = [
         f"### {experiment.place}: {experiment.title}",

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-Workload = Literal["images", "bytes", "small-bytes", "words"]
+Workload = Literal["images", "bytes", "small-bytes", "words", "given"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,8 @@ class Recipe:
 
     Attributes:
         workload: Which network and data: the paper's ImageNet, enwik8 with the large and with the small
-            Transformer, and WikiText-103 have their counterpart in each scale.
+            Transformer, and WikiText-103 have their counterpart in each scale; "given" is that of
+            a configuration.
         method: By name.
         forward: Forward sparsity; None for dense.
         backward: Backward sparsity of Top-KAST.
@@ -30,7 +31,7 @@ class Recipe:
         masks: Whether the masks of 5/32 of the run apart are compared.
     """
 
-    workload: Workload
+    workload: Workload = "given"
     method: str = "topkast"
     forward: float | None = None
     backward: float | None = None

@@ -6,16 +6,16 @@ import csv
 import io
 import math
 
+from topkast.report.groups import Group
 from topkast.report.words import MISSING, count, duration, percent, size
 from topkast.reproduce.experiment import Findings
-from topkast.reproduce.outcome import Outcome
 
 _TIME = "time"
 
 
 def header(findings: Findings) -> list[str]:
     """Names of the columns."""
-    quality = next((o.first.quality_name for o in findings.outcomes.values()), "quality")
+    quality = next((o.first.quality_name for o in findings.groups.values()), "quality")
     paper = (
         [f"paper: {findings.experiment.published.quantity}"] if findings.experiment.published.values else []
     )
@@ -29,13 +29,13 @@ def rows(findings: Findings) -> list[tuple[str, ...]]:
         (
             row.label,
             *([_plain(printed.get(row.label))] if printed else []),
-            *_ours(findings.outcomes.get(row.label), len(findings.seeds)),
+            *_ours(findings.groups.get(row.label), len(findings.seeds)),
         )
         for row in findings.experiment.rows
     ]
 
 
-def _ours(found: Outcome | None, seeds: int) -> tuple[str, ...]:
+def _ours(found: Group | None, seeds: int) -> tuple[str, ...]:
     if found is None:
         return ("not run", *[MISSING] * 4)
     return (
@@ -47,7 +47,7 @@ def _ours(found: Outcome | None, seeds: int) -> tuple[str, ...]:
     )
 
 
-def _quality(found: Outcome, seeds: int) -> str:
+def _quality(found: Group, seeds: int) -> str:
     n = len(found.qualities)
     text = f"{found.mean:.2f}" if found.unit == "points" or found.mean >= 10 else f"{found.mean:.3f}"
     if n > 1:
@@ -82,7 +82,7 @@ def comma_separated(findings: Findings) -> str:
     writer.writerow(["row", "paper", "seed", "quality", "parameters", "flops", "seconds", "bytes"])
     printed = findings.experiment.published.values
     for row in findings.experiment.rows:
-        found = findings.outcomes.get(row.label)
+        found = findings.groups.get(row.label)
         if found is None:
             writer.writerow([row.label, printed.get(row.label, ""), *[""] * 6])
             continue
