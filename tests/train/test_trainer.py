@@ -14,8 +14,7 @@ from topkast.store.record import as_json
 from topkast.train import events
 from topkast.train.config import Config
 from topkast.train.display import Lines, mean_of
-from topkast.train.resolve import make_method, resolve
-from topkast.train.tasks import make_task
+from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.trainer import NotFinite, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

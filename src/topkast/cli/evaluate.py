@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from topkast.cli.trained_options import add_run, load_run
-from topkast.train.image_task import ImageTask
-from topkast.train.photo_task import PhotoTask
+from topkast.train.image_tasks import ImageTask, PhotoTask
+from topkast.train.resolve import make_task
 from topkast.train.task import Task
-from topkast.train.tasks import make_task
 from topkast.train.trained import Trained
 
 

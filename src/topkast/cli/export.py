@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from topkast.cli.trained_options import add_run, load_run
-from topkast.train.export import FORMS, SUFFIXES, export
+from topkast.train.export_forms import FORMS, SUFFIXES, export
 
 
 def add_parser(commands: Any) -> None:

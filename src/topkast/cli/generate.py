@@ -10,8 +10,8 @@ from typing import Any
 
 from topkast.cli.trained_options import add_run, load_run
 from topkast.data.words import EOS, Vocabulary
-from topkast.train.generate import generate
-from topkast.train.recurrent_task import VOCABULARY
+from topkast.train.sampling import generate
+from topkast.train.text_tasks import VOCABULARY
 
 
 def add_parser(commands: Any) -> None:

@@ -17,8 +17,8 @@ from topkast.store.run import Run
 from topkast.train import job, workers
 from topkast.train.config import TASKS, Config
 from topkast.train.display import Silent, make_display
+from topkast.train.dry_run import dry_run
 from topkast.train.folder import MARKER
-from topkast.train.forecast import forecast_run
 from topkast.train.job import Outcome
 
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--resume takes everything from the run: give no other option with it")
     if options.dry_run and options.resume is None:
         if workers.is_first():
-            print(forecast_run(configuration(options)))
+            print(dry_run(configuration(options)))
         return 0
     if workers.may_be_restarted() and options.out is None and options.resume is None:
         raise ValueError("a run that torchrun may restart needs --out, so that it finds its folder again")

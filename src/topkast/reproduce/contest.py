@@ -18,9 +18,8 @@ from topkast.reproduce.farm import Place, run_all
 from topkast.reproduce.recipe import Recipe
 from topkast.store.files import replace
 from topkast.train.config import Config
-from topkast.train.resolve import make_method, resolve
+from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.session import Stopped
-from topkast.train.tasks import make_task
 
 MARKER = "topkast-contest.json"
 FORMAT = 1

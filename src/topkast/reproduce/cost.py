@@ -9,7 +9,7 @@ from topkast.reproduce.experiment import Experiment
 from topkast.reproduce.recipe import Recipe
 from topkast.reproduce.scales import Scale
 from topkast.text import padded
-from topkast.train.forecast import planned
+from topkast.train.dry_run import planned
 
 # For a feeling of what FLOPs are: about what one of today's laptops and accelerators does in training.
 _MACHINES = {"a laptop of 100 GFLOP/s": 1e11, "an accelerator of 100 TFLOP/s": 1e14}

@@ -35,7 +35,7 @@ from topkast.store.record import read_events
 from topkast.store.run import End
 from topkast.train.config import Config
 from topkast.train.folder import MARKER
-from topkast.train.interrupt import Interrupt
+from topkast.train.workers import Interrupt
 
 _HASHED = 16
 

@@ -12,8 +12,7 @@ from topkast.core.distribution import nearest
 from topkast.data.files import find
 from topkast.methods.named import METHODS
 from topkast.reproduce.recipe import Recipe
-from topkast.train.config import Config
-from topkast.train.preset import preset_values
+from topkast.train.config import Config, preset_values
 
 Values = Mapping[str, Mapping[str, Any]]
 

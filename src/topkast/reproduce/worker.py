@@ -21,8 +21,8 @@ from topkast.store.checkpoint import found, step_of
 from topkast.train import job, trained
 from topkast.train.config import read_config
 from topkast.train.display import Quiet
+from topkast.train.resolve import make_task
 from topkast.train.session import Stopped
-from topkast.train.tasks import make_task
 
 
 def work(folder: Path, *, keeps: bool = False) -> int:

@@ -18,18 +18,14 @@ from topkast.methods.base import Method
 from topkast.methods.named import METHODS, OPTIONS, title_of
 from topkast.train import trained
 from topkast.train.config import Config, read_run_config
-from topkast.train.display import Display
-from topkast.train.environment import differences, environment
-from topkast.train.folder import RunFolder
-from topkast.train.interrupt import Interrupt
-from topkast.train.resolve import make_method, resolve
+from topkast.train.display import Display, summary_writer
+from topkast.train.folder import RunFolder, differences, environment
+from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.session import Session
 from topkast.train.task import Task
-from topkast.train.tasks import make_task
-from topkast.train.tensorboard import summary_writer
 from topkast.train.trained import CONFIG
 from topkast.train.trainer import Trainer
-from topkast.train.workers import FailedElsewhere
+from topkast.train.workers import FailedElsewhere, Interrupt
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from topkast.store.likeness import short
 from topkast.store.record import as_json
 from topkast.store.run import Bytes, End, Event, Progress, Reference
 from topkast.train import events
-from topkast.train.display import Display
+from topkast.train.display import Display, TensorBoard
+from topkast.train.events import Spending
 from topkast.train.folder import RunFolder
-from topkast.train.interrupt import Interrupt
-from topkast.train.spending import Spending
-from topkast.train.tensorboard import TensorBoard
 from topkast.train.trainer import NotFinite, Trainer
+from topkast.train.workers import Interrupt
 
 
 class Stopped(RuntimeError):

@@ -1,8 +1,11 @@
-"""Classification of images that fit into memory."""
+"""Classification: images that fit into memory, and photographs that are read as they are wanted."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,10 @@ from topkast.data.batches import ImageBatches
 from topkast.data.cifar import read_cifar10
 from topkast.data.digits import digits
 from topkast.data.files import DATA_SETS, find
+from topkast.data.image_stream import MEAN, STD, ImageStream
+from topkast.data.imagenet import read_imagenet
 from topkast.data.images import ByteImages, read_byte_folder
+from topkast.data.labelled import Part
 from topkast.models.network import Network
 from topkast.train.task import Task
 
@@ -110,3 +116,90 @@ class ImageTask(Task):
         for images, labels in ImageBatches(self.held_out, 512, self.mean, self.std).evaluation():
             right += int((model(images).argmax(1) == labels).sum())
         return 100 * right / len(self.held_out[1])
+
+
+PHOTO_MODELS = ("resnet18", "resnet50")
+
+
+@dataclass
+class PhotoTask(Task):
+    """ImageNet, or any photographs in ``train`` and ``val`` with a folder for each class, by a ResNet.
+
+    Training images are cut out at random and mirrored; evaluation sees the middle. In training that is done
+    for `held_out_images` of them, as published for all. With `is_unread` nothing is read: enough for a
+    forecast.
+    """
+
+    dataset: str | None = "imagenet"
+    data: Path | None = None
+    limit: int | None = None
+    seed: int = 0
+    model: str = "resnet50"
+    width: int | None = None
+    side: int = 224
+    batch: int = 32
+    label_smoothing: float = 0.0
+    is_unread: bool = False
+
+    quality_name = "accuracy, %"
+    higher_is_better = True
+    unit = "images"
+    steps = 1000
+    lr = 0.1
+    held_out_images = 2048
+
+    def __post_init__(self) -> None:
+        self.units_per_step = self.batch
+        self._next: tuple[int, Iterator[Part]] | None = None
+        if self.is_unread:
+            self.classes = tuple(map(str, range(1000)))
+            self.title = "photographs of ImageNet, which is not here"
+            return
+        train, held_out = read_imagenet(self.data)
+        self.classes = train.classes
+        # A photograph is brought to 8/7 of the side that is cut out of it, as for 224 of 256.
+        shorter = round(self.side * 256 / 224)
+        self.stream = ImageStream(train, self.batch, self.seed, self.side, shorter)
+        self.held_out = ImageStream(held_out, min(self.batch, 64), self.seed, self.side, shorter)
+        self.title = (
+            f"photographs of {len(self.classes):,} classes: {len(train.labels):,} for training, "
+            f"{len(held_out.labels):,} others held out"
+        )
+
+    def sizes(self) -> dict[str, Any]:
+        own = {"side": self.side, "batch": self.batch}
+        return own if self.width is None else {"width": self.width, **own}
+
+    def network(self) -> Network:
+        sizes = {} if self.width is None else {"width": self.width}
+        return Network(self.model, {"num_classes": len(self.classes), **sizes})
+
+    def inputs(self) -> dict[str, Any]:
+        shape = [3, self.side, self.side]
+        return {"shape": shape, "mean": list(MEAN), "std": list(STD), "classes": list(self.classes)}
+
+    def example(self) -> Tensor:
+        return torch.zeros(self.batch, 3, self.side, self.side)
+
+    def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
+        if self._next is None or self._next[0] != step:  # the first step, or the first after an interruption
+            self._next = (step, self.stream.train(step, self.share))
+        images, labels = next(self._next[1])
+        self._next = (step + 1, self._next[1])
+        return F.cross_entropy(model(images).float(), labels, label_smoothing=self.label_smoothing)
+
+    def aside(self) -> PhotoTask:
+        twin = copy.copy(self)
+        twin._next = None  # batches that are taken from it would be missing here
+        return twin
+
+    @torch.no_grad()
+    def quality(self, model: nn.Module, *, whole: bool = False) -> float:
+        right = count = 0
+        batches = self.held_out.evaluation()
+        if not whole:
+            batches = islice(batches, -(-self.held_out_images // self.held_out.batch))
+        for images, labels in batches:
+            right += int((model(images).argmax(1) == labels).sum())
+            count += len(labels)
+        return 100 * right / count
