@@ -24,8 +24,7 @@ from topkast.nn import registry
 from topkast.nn.linear import Linear
 from topkast.report import read_run
 from topkast.reproduce.contest import contender
-from topkast.reproduce.recipe import other
-from topkast.reproduce.scales import TINY
+from topkast.reproduce.scales import TINY, other
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from topkast.reproduce.claims import (
     judge,
 )
 from topkast.reproduce.published import names, published
-from topkast.reproduce.recipe import other
+from topkast.reproduce.scales import other
 from topkast.store.run import Progress, Run
 
 

@@ -20,8 +20,7 @@ from topkast.reproduce import farm
 from topkast.reproduce.catalogue import EXPERIMENTS
 from topkast.reproduce.experiment import find
 from topkast.reproduce.farm import place
-from topkast.reproduce.recipe import topkast
-from topkast.reproduce.scales import SCALES, TINY
+from topkast.reproduce.scales import SCALES, TINY, topkast
 from topkast.reproduce.worker import work
 from topkast.train.resolve import make_method
 

@@ -61,6 +61,20 @@ def configuration(options: argparse.Namespace) -> Config:
     return config.with_values(given(options))
 
 
+def check_resumed(options: argparse.Namespace, what: str, *others: object) -> None:
+    """Raises ValueError if there is more beside --resume."""
+    if given(options) or options.config or options.preset or options.out or any(others):
+        raise ValueError(f"--resume takes everything from the {what}: give no other option with it")
+
+
+def free_folder(stem: str) -> Path:
+    """The next number in ``runs/``."""
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path
+
+
 def given(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What the flags say, by section.
 

@@ -9,7 +9,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from topkast.bench.report import check_folder
 from topkast.core.distribution import nearest
 from topkast.cost.footprint import OPTIMIZERS
 from topkast.cost.forecast import Forecast, forecast
@@ -17,6 +16,7 @@ from topkast.cost.show import WIDTH, Machines, data, notes, table
 from topkast.methods.base import Method
 from topkast.methods.named import METHODS, OPTIONS, Choice, named_method
 from topkast.models.catalogue import CATALOGUE, Entry
+from topkast.store.files import check_target
 
 _SIZES = {
     "width": "of the network; of its first stage for a resnet",
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     if options.json is not None:
-        check_folder(options.json, "--json")
+        check_target(options.json, "--json")
     method = named_method(options.method, _choice(options))
     sizes = {**entry.sizes, **_sizes(options, entry)}
     planned = forecast(

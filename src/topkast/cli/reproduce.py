@@ -13,12 +13,11 @@ from typing import Any
 
 from topkast.bench.plot import load_matplotlib
 from topkast.reproduce.catalogue import EXPERIMENTS, choose
-from topkast.reproduce.cost import forecast
-from topkast.reproduce.document import write_document
 from topkast.reproduce.experiment import Experiment, Findings, find, prepare
 from topkast.reproduce.farm import run_all
-from topkast.reproduce.page import tally, write
+from topkast.reproduce.pages import verdict_counts, write_document, write_pages
 from topkast.reproduce.scales import SCALES, Scale, scale
+from topkast.reproduce.tables import dry_run
 from topkast.train.session import Stopped
 
 _CONTROL = "no-exploration"
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     if options.control:
         experiments = [experiment.without_exploration() for experiment in experiments]
     if options.dry_run:
-        print(forecast(experiments, chosen, len(seeds)))
+        print(dry_run(experiments, chosen, len(seeds)))
         return 0
     load_matplotlib()  # says what to install before anything is trained
     out = options.out / chosen.name
@@ -98,7 +97,7 @@ def _show(
 ) -> int:
     findings = [find(experiment, chosen, seeds, out) for experiment in experiments]
     print(_verdicts(findings))
-    print(f"page: {write(findings, pages, _command(options))}")
+    print(f"page: {write_pages(findings, pages, _command(options))}")
     if code != 0:
         print(f"stopped; the same command goes on: {_command(options)}")
     elif failed:
@@ -151,7 +150,7 @@ def _verdicts(all_findings: Sequence[Findings]) -> str:
             first = f"{verdict.verdict:>{width}}  "
             lines += textwrap.wrap(claim, columns, initial_indent=first, subsequent_indent=indent)
             lines += textwrap.wrap(verdict.numbers, columns, initial_indent=indent, subsequent_indent=indent)
-    return "\n".join(["", *lines, tally(all_findings)])
+    return "\n".join(["", *lines, verdict_counts(all_findings)])
 
 
 def _command(options: argparse.Namespace) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from topkast.bench.plot import load_matplotlib
-from topkast.cli.options import add_options, add_preset, configuration, given
+from topkast.cli.options import add_options, add_preset, check_resumed, configuration, free_folder
 from topkast.core.ranks import Ranks
 from topkast.report import write_report
 from topkast.store.record import read_run
 from topkast.store.run import Run
 from topkast.train import job, workers
-from topkast.train.config import TASKS, Config
+from topkast.train.config import TASKS
 from topkast.train.display import Silent, make_display
 from topkast.train.dry_run import dry_run
 from topkast.train.folder import MARKER
@@ -39,8 +39,8 @@ def _add_run(group: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.resume is not None and (given(options) or options.config or options.preset or options.out):
-        raise ValueError("--resume takes everything from the run: give no other option with it")
+    if options.resume is not None:
+        check_resumed(options, "run")
     if options.dry_run and options.resume is None:
         if workers.is_first():
             print(dry_run(configuration(options)))
@@ -63,7 +63,7 @@ def _train(options: argparse.Namespace, ranks: Ranks | None) -> Outcome:
         display.note(f"going on with {path}")
         return job.resume(path, display, ranks)
     config = configuration(options)
-    out = options.out or _free_folder(config)
+    out = options.out or free_folder(f"{config.data.task}-{config.method.method}")
     display.note(f"run folder: {out}" + ("" if ranks is None else f", {ranks.count} ranks"))
     return job.start(config, out, display, ranks)
 
@@ -77,15 +77,6 @@ def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
     if not outcome.is_finished:
         print(f"stopped, with a checkpoint; go on with: topkast train --resume {outcome.folder}")
     return outcome.exit_code
-
-
-def _free_folder(config: Config) -> Path:
-    """The next number in ``runs/``."""
-    stem = f"{config.data.task}-{config.method.method}"
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path
 
 
 def _summary(run: Run) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from topkast.report.costs import final_figure
+from topkast.report.charts import final_figure
 from topkast.report.drawings import Drawing, save
 from topkast.report.groups import Group, group
-from topkast.report.page import check_target, notes, render
-from topkast.report.sections import Section, every_drawing, qualities
+from topkast.report.page import Section, every_drawing, notes, qualities, render
 from topkast.report.summary import state
-from topkast.report.words import (
+from topkast.store.files import check_target
+from topkast.store.run import Progress, Reference, Run
+from topkast.text import (
     MISSING,
     bare,
     count,
@@ -27,7 +28,6 @@ from topkast.report.words import (
     quality,
     size,
 )
-from topkast.store.run import Progress, Reference, Run
 
 _SHARED = ("parameters in use", "FLOPs per step", "bytes")
 _AFTER = ("steps", *(f"{name} (of dense)" for name in _SHARED), "time per step", "peak of the process")
@@ -58,7 +58,7 @@ def write_comparison(runs: Sequence[Run], out: Path) -> Path:
         OSError: The page or a figure cannot be written.
     """
     _check(runs)
-    check_target(out)
+    check_target(out, "--out")
     first, contenders = runs[0], _contenders(runs)
     curves = {name: c.points for name, c in contenders.items() if c.points}
     last = {name: c.quality for name, c in contenders.items()}

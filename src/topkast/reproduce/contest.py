@@ -15,7 +15,7 @@ from topkast.core.distribution import nearest
 from topkast.methods.named import METHODS
 from topkast.reproduce.experiment import Experiment, Row
 from topkast.reproduce.farm import Place, run_all
-from topkast.reproduce.recipe import Recipe
+from topkast.reproduce.scales import Recipe
 from topkast.store.files import replace
 from topkast.train.config import Config
 from topkast.train.resolve import make_method, make_task, resolve

@@ -12,8 +12,7 @@ from topkast.report.groups import Group
 from topkast.reproduce.claims import Claim, Verdict, judge
 from topkast.reproduce.farm import Measured, place
 from topkast.reproduce.published import Published, published
-from topkast.reproduce.recipe import Recipe
-from topkast.reproduce.scales import Scale
+from topkast.reproduce.scales import Recipe, Scale
 from topkast.train.config import Config
 
 

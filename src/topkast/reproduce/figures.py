@@ -9,8 +9,7 @@ from typing import Any
 
 from topkast.core.sets import Counts
 from topkast.methods.named import METHODS
-from topkast.report.groups import Group
-from topkast.report.style import (
+from topkast.report.drawings import (
     BLACK,
     BLUE,
     GREEN,
@@ -25,8 +24,9 @@ from topkast.report.style import (
     say_empty,
     styled,
 )
+from topkast.report.groups import Group
 from topkast.reproduce.experiment import Findings
-from topkast.reproduce.recipe import Recipe
+from topkast.reproduce.scales import Recipe
 from topkast.train.config import read_run_config
 from topkast.train.resolve import make_method
 from topkast.train.trained import CONFIG

@@ -1,14 +1,17 @@
-"""An experiment as a table: the paper's column, ours, and what ours took; Markdown, CSV, cells."""
+"""An experiment as a table: the paper's column, ours, and what ours took or would take."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections.abc import Sequence
 
 from topkast.report.groups import Group
-from topkast.report.words import MISSING, count, duration, percent, size
-from topkast.reproduce.experiment import Findings
+from topkast.reproduce.experiment import Experiment, Findings
+from topkast.reproduce.scales import Recipe, Scale
+from topkast.text import MISSING, count, duration, flops, padded, percent, size
+from topkast.train.dry_run import planned
 
 _TIME = "time"
 
@@ -95,3 +98,37 @@ def comma_separated(findings: Findings) -> str:
                 [row.label, printed.get(row.label, ""), seed, quality, found.parameters, spent, seconds, held]
             )
     return out.getvalue()
+
+
+# For a feeling of what FLOPs are: about what one of today's laptops and accelerators does in training.
+_MACHINES = {"a laptop of 100 GFLOP/s": 1e11, "an accelerator of 100 TFLOP/s": 1e14}
+
+
+def dry_run(experiments: Sequence[Experiment], scale: Scale, seeds: int) -> str:
+    """A table of all different runs, and their sum."""
+    recipes: dict[Recipe, str] = {}
+    for experiment in experiments:
+        for row in experiment.rows:
+            recipes.setdefault(row.recipe, f"{experiment.name}: {row.label}")
+    lines = [_planned("run", "steps", "parameters", "of dense", "FLOPs", "of dense", "bytes")]
+    total = 0.0
+    for recipe, label in recipes.items():
+        config = scale.config(recipe, 0, is_forecast=True)
+        found = planned(config)
+        assert config.train.steps is not None
+        spent = found.run.total if found.run is not None else found.step.total * config.train.steps
+        total += spent * seeds
+        share = spent / (found.step.dense_total * config.train.steps)
+        held = found.dense_bytes if recipe.method == "dense" else found.sparse_bytes
+        parameters = found.parameters
+        used, part = count(parameters.used), percent(parameters.fraction)
+        lines.append(
+            _planned(label, f"{config.train.steps:,}", used, part, flops(spent), percent(share), size(held))
+        )
+    times = ", ".join(f"{total / rate / 3600:,.2g} hours on {name}" for name, rate in _MACHINES.items())
+    lines.append(f"{len(recipes)} runs × {seeds} seeds: {flops(total)}; that is {times}")
+    return "\n".join(lines)
+
+
+def _planned(name: str, *cells: str) -> str:
+    return padded((name[:44], *cells), (44, 8, 12, 9, 13, 9, 9), gap=" ")

@@ -8,7 +8,7 @@ from topkast.methods.named import METHODS
 from topkast.report.groups import Group
 from topkast.reproduce.claims import Claim, Difference, Groups, Test, at_equal_flops, beats
 from topkast.reproduce.experiment import Experiment, Row
-from topkast.reproduce.recipe import Workload, other, topkast
+from topkast.reproduce.scales import Workload, other, topkast
 
 W: Workload = "images"
 # What counts as comparable: points of accuracy.
