@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from topkast.bench.plot import load_matplotlib
-from topkast.cli.options import add_options, add_preset, check_resumed, configuration, free_folder
+from topkast.cli.flags import add_options, add_preset, check_resumed, configuration, free_folder
 from topkast.report import read_run, write_comparison, write_report
 from topkast.report.groups import Group, group
 from topkast.reproduce import contest
