@@ -16,7 +16,7 @@ from topkast.store.record import read_run
 from topkast.store.run import Run
 from topkast.train import job, workers
 from topkast.train.config import TASKS
-from topkast.train.display import Silent, make_display
+from topkast.train.display import Display, make_display
 from topkast.train.dry_run import dry_run
 from topkast.train.folder import MARKER
 from topkast.train.job import Outcome
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace, ranks: Ranks | None) -> Outcome:
-    display = make_display(quiet=options.quiet) if workers.is_first() else Silent()
+    display = make_display(quiet=options.quiet) if workers.is_first() else Display()
     path = options.resume
     if path is None and workers.were_restarted() and (options.out / MARKER).is_file():
         path = options.out

@@ -163,10 +163,11 @@ def _with(*parts: Values) -> Values:
     }
 
 
-# The one that a scale has anyway is the same run.
-_ENDS: Mapping[tuple[str, str], Values] = {
+# Of every scale. The one of the first two that a scale has anyway is the same run.
+_VARIANTS: Mapping[tuple[str, str], Values] = {
     ("images", "ends-dense"): {"method": {"keep_dense": ["first", "last"]}},
     ("images", "all-sparse"): {"method": {"keep_dense": []}},
+    ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
 }
 _ENWIK8: Values = {"data": {"dataset": "enwik8"}}
 _TINY_BYTES = (("enwik8", _with(_TINY_XL, _ENWIK8)), (None, _TINY_XL))
@@ -182,8 +183,7 @@ TINY = Scale(
         "words": (("wikitext-2", _with(_TINY_XL, _TINY_WORDS)), (None, _TINY_XL)),
     },
     variants={
-        **_ENDS,
-        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        **_VARIANTS,
         ("words", "smaller"): {"model": {"width": 48, "heads": 1, "inner": 144}},
     },
     updates=80,
@@ -210,8 +210,7 @@ SMALL = Scale(
         "words": (("wikitext-2", _with(_SMALL_BYTES[0][1], _SMALL_WORDS)),),
     },
     variants={
-        **_ENDS,
-        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        **_VARIANTS,
         ("words", "smaller"): {"model": {"width": 96, "heads": 2, "inner": 288}},
     },
     updates=64,
@@ -230,8 +229,7 @@ PAPER = Scale(
         "words": (("wikitext-103", preset_values("wikitext103-paper")),),
     },
     variants={
-        **_ENDS,
-        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        **_VARIANTS,
         ("words", "smaller"): {"model": {"depth": 4}},
     },
     updates=None,

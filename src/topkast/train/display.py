@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from topkast.kernels.machine import peak_memory
 from topkast.store.run import Event, Progress, Start
@@ -15,8 +15,8 @@ from topkast.text import COUNTS, scaled
 _SHORTEST_BAR = 6
 
 
-class Display(Protocol):
-    """Told of everything that happens; shows what it likes."""
+class Display:
+    """Told of everything that happens; shows what it likes, and this one nothing at all."""
 
     def begin(self, name: str, start: Start, step: int) -> None:
         """A run begins, or goes on from a step."""
@@ -34,33 +34,14 @@ class Display(Protocol):
         """The run is over, in whatever way."""
 
 
-class Quiet:
+class Quiet(Display):
     """Shows nothing but notes, on standard error."""
-
-    def begin(self, name: str, start: Start, step: int) -> None:
-        pass
-
-    def step(self, step: int, loss: float) -> None:
-        pass
-
-    def progress(self, event: Progress) -> None:
-        pass
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def finish(self) -> None:
-        pass
 
-
-class Silent(Quiet):
-    """Shows nothing at all: on a rank whose first one speaks."""
-
-    def note(self, text: str) -> None:
-        pass
-
-
-class Lines(Quiet):
+class Lines(Display):
     """One line per evaluation, for files and pipes."""
 
     def __init__(self, out: TextIO | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,8 +25,29 @@ from topkast.models.network import Network
 from topkast.train.task import Task
 
 
+class _Classification(Task):
+    """What both have: classes, whose share of right answers is the quality."""
+
+    quality_name = "accuracy, %"
+    higher_is_better = True
+    unit = "images"
+    label_smoothing: float
+    classes: tuple[str, ...]
+
+    def _cross_entropy(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(images).float(), labels, label_smoothing=self.label_smoothing)
+
+
+def _accuracy(model: nn.Module, batches: Iterable[Part]) -> float:
+    right = count = 0
+    for images, labels in batches:
+        right += int((model(images).argmax(1) == labels).sum())
+        count += len(labels)
+    return 100 * right / count
+
+
 @dataclass
-class ImageTask(Task):
+class ImageTask(_Classification):
     """Images of one size, by default scikit-learn's digits, by an MLP or a residual network.
 
     With `is_unread` a published set is not read: enough for a forecast.
@@ -46,9 +67,6 @@ class ImageTask(Task):
     label_smoothing: float = 0.0
     is_unread: bool = False
 
-    quality_name = "accuracy, %"
-    higher_is_better = True
-    unit = "images"
     steps = 600
     lr = 2e-3
 
@@ -108,21 +126,18 @@ class ImageTask(Task):
     def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
         rows = self.share.of(self.batch)
         images, labels = (part[rows] for part in self.batches.at(step))
-        return F.cross_entropy(model(images).float(), labels, label_smoothing=self.label_smoothing)
+        return self._cross_entropy(model, images, labels)
 
     @torch.no_grad()
     def quality(self, model: nn.Module, *, whole: bool = False) -> float:
-        right = 0
-        for images, labels in ImageBatches(self.held_out, 512, self.mean, self.std).evaluation():
-            right += int((model(images).argmax(1) == labels).sum())
-        return 100 * right / len(self.held_out[1])
+        return _accuracy(model, ImageBatches(self.held_out, 512, self.mean, self.std).evaluation())
 
 
 PHOTO_MODELS = ("resnet18", "resnet50")
 
 
 @dataclass
-class PhotoTask(Task):
+class PhotoTask(_Classification):
     """ImageNet, or any photographs in ``train`` and ``val`` with a folder for each class, by a ResNet.
 
     Training images are cut out at random and mirrored; evaluation sees the middle. In training that is done
@@ -141,9 +156,6 @@ class PhotoTask(Task):
     label_smoothing: float = 0.0
     is_unread: bool = False
 
-    quality_name = "accuracy, %"
-    higher_is_better = True
-    unit = "images"
     steps = 1000
     lr = 0.1
     held_out_images = 2048
@@ -186,7 +198,7 @@ class PhotoTask(Task):
             self._next = (step, self.stream.train(step, self.share))
         images, labels = next(self._next[1])
         self._next = (step + 1, self._next[1])
-        return F.cross_entropy(model(images).float(), labels, label_smoothing=self.label_smoothing)
+        return self._cross_entropy(model, images, labels)
 
     def aside(self) -> PhotoTask:
         twin = copy.copy(self)
@@ -195,11 +207,7 @@ class PhotoTask(Task):
 
     @torch.no_grad()
     def quality(self, model: nn.Module, *, whole: bool = False) -> float:
-        right = count = 0
         batches = self.held_out.evaluation()
         if not whole:
             batches = islice(batches, -(-self.held_out_images // self.held_out.batch))
-        for images, labels in batches:
-            right += int((model(images).argmax(1) == labels).sum())
-            count += len(labels)
-        return 100 * right / count
+        return _accuracy(model, batches)

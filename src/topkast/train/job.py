@@ -145,7 +145,7 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
             return Outcome(path, False, interrupt.exit_code)
         session.end()
         for name in _references(config):
-            if name in session.tally.references:
+            if name in session.standing.references:
                 continue
             trainer = _build(_reference(config, name), session.trainer.task, session.trainer.ranks)
             beside = Session(trainer, _name(trainer), display)
@@ -153,7 +153,7 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
                 return Outcome(path, False, interrupt.exit_code)
             if session.folder is not None:
                 session.record(beside.as_reference())
-            session.tally.references.append(name)
+            session.standing.references.append(name)
             session.save()
     return Outcome(path, True, 0)
 
