@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import topkast
-from topkast.bench.peak import resident
 from topkast.data.plain_text import stdlib_text
+from topkast.kernels.machine import resident
 from topkast.models import Decoder
 
 

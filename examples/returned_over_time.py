@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import topkast
-from topkast.train.text_task import TextTask
+from topkast.train.text_tasks import TextTask
 
 PAIRS = ((0.9, 0.8), (0.95, 0.9), (0.98, 0.95))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import topkast
+from topkast.cli.main import main
 from topkast.core.moment import Moment
 from topkast.core.sets import Sets
 from topkast.cost.flops import dense_flops
@@ -19,8 +20,12 @@ from topkast.kernels.auto import NAMES
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.masked import MaskedEngine
 from topkast.methods import Method
+from topkast.methods.named import METHODS, Named
 from topkast.nn import registry
 from topkast.nn.layers import Linear
+from topkast.report import read_run
+from topkast.reproduce.contest import contender
+from topkast.reproduce.scales import TINY, other
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,30 @@ def train(model: nn.Module, method: Method, **options: Any) -> topkast.Handle:
 def test_a_method_needs_two_answers() -> None:
     sparse = train(nn.Sequential(nn.Linear(8, 12)), FirstElements(0.5, 0.5))
     assert sparse.weights["0"].indices.tolist() == list(range(3, 51))
+
+
+def test_a_named_method_is_one_entry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command that takes a method takes it, checks what is said of it, and shows its title."""
+    toy = Named(lambda c: FirstElements(c.forward(), c.forward()), "First", ("forward_sparsity",))
+    monkeypatch.setitem(METHODS, "first", toy)  # pyright: ignore[reportArgumentType]
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    small = ["--width=16", "--depth=1", "--heads=2", "--window=8", "--batch=2", "--steps=2", "--threads=1"]
+    chosen = ["--method", "first", "--forward-sparsity", "0.5"]
+    out = tmp_path / "run"
+    assert main(["train", *small, *chosen, "--data", str(text), "--out", str(out), "--no-report"]) == 0
+    record = read_run(out)
+    assert record.name == "First 50 %"
+    assert list(record.references) == ["fixed random mask 50 %", "dense"]
+    assert main(["train", *chosen, "--t-end", "9", "--data", str(text), "--dry-run"]) == 2
+    assert "first has no `t_end` (got 9): it takes `forward_sparsity`" in capsys.readouterr().err
+    assert main(["plan", "mlp", *chosen]) == 0
+    assert "FirstElements 50/50 % sparse" in capsys.readouterr().out
+    assert contender("first:0.5").label == "first-0.5"
+    recipe = other("images", "first", 0.5)
+    assert TINY.config(recipe, 0, is_forecast=True).method.method == "first"
 
 
 class Counting(MaskedEngine):

@@ -35,19 +35,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # File names that occur more than once, and why. A name that no longer does must leave the list.
 SAME_NAMES = {
-    "build.py": "core builds a weight, train a run",
-    "export.py": "a command, and what it calls",
-    "forecast.py": "of shapes, and of a configured run",
-    "generate.py": "a command, and what it calls",
-    "layers.py": "sparse ones, and one that is timed",
     "memory.py": "a suite of the benchmarks is named as what it measures",
     "base.py": "of methods, and of layers",
-    "onnx.py": "written, and raced against",
-    "options.py": "of the command line, and of a run",
-    "page.py": "of a run, and of the paper",
     "plan.py": "a command, and the kernels' contract",
-    "recipe.py": "of a sparse model, and of an experiment's runs",
-    "report.py": "a command, and what a benchmark leaves behind",
     "select.py": "a suite of the benchmarks is named as what it measures",
 }
 # Folders that hold a design, each with a README: what belongs there, what it promises.

@@ -1,7 +1,8 @@
-"""Text for people to read: numbers with a unit, columns that line up, values in messages."""
+"""Text for people to read: numbers with a unit, shares, lists, columns that line up, values in messages."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -63,3 +64,78 @@ def short(value: Any) -> str:
         return f"a number of {value.bit_length():,} bits"
     text = repr(value) if value is None or type(value) in (bool, int, float, str, tuple) else ""
     return text if text and len(text) <= 60 else f"a {type(value).__name__}"
+
+
+MISSING = "–"
+_GAP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its unit
+
+
+def number(value: float) -> str:
+    """Such as 3.402; words for what is no number."""
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "infinite"
+    return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+
+
+def bare(quality_name: str) -> str:
+    """What is measured, without its unit: "accuracy" of "accuracy, %"."""
+    return quality_name.removesuffix(", %")
+
+
+def quality(value: float, quality_name: str) -> str:
+    """With its unit, if that is per cent: "97.8 %"."""
+    unit = f"{_GAP}%" if quality_name.endswith(", %") and math.isfinite(value) else ""
+    return f"{number(value)}{unit}"
+
+
+def count(value: float | None) -> str:
+    return MISSING if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
+def percent(share: float) -> str:
+    """Such as 9.3 %; a dash where it is not known."""
+    if not math.isfinite(share):
+        return MISSING
+    return f"{100 * share:.3g}{_GAP}%" if abs(share) < 10 else f"{100 * share:,.0f}{_GAP}%"
+
+
+def of_whole(part: float, whole: float) -> float:
+    """The share, NaN if there is no whole."""
+    return part / whole if whole and math.isfinite(whole) else math.nan
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.2f}×" if math.isfinite(ratio) else MISSING
+
+
+def size(amount: float | None) -> str:
+    """Bytes, such as 1.23 MB."""
+    return MISSING if amount is None else _scaled(amount, BYTES[:5])
+
+
+def flops(amount: float) -> str:
+    """Such as 1.2 GFLOP."""
+    return _scaled(amount, FLOPS[:7])
+
+
+def duration(seconds: float) -> str:
+    """Such as 64 ms, 3.2 s, 5.1 min."""
+    if not math.isfinite(seconds):
+        return MISSING
+    if seconds < 1:
+        return f"{1000 * seconds:.3g}{_GAP}ms"
+    for amount, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * amount:
+            return f"{seconds / amount:.3g}{_GAP}{unit}"
+    return f"{seconds:.3g}{_GAP}s"
+
+
+def listed(words: list[str]) -> str:
+    """Such as "a, b and c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _scaled(amount: float, units: tuple[str, ...]) -> str:
+    return scaled(amount, units, digits=3, limit=999.5, gap=_GAP) if math.isfinite(amount) else MISSING

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.bench import contenders, peers
-from topkast.bench.contenders import Contender
-from topkast.bench.layers import Case, measure
+from topkast.bench.contenders import Case, Contender, measure
 from topkast.bench.peers import PEERS, Peer, find_peers
 from topkast.bench.ratios import Pair
 

@@ -63,4 +63,4 @@ def test_without_matplotlib_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install topkast\[plots\]"):
-        plot.check_target(tmp_path / "a.svg")
+        plot.check_plot(tmp_path / "a.svg")

@@ -8,8 +8,8 @@ import torch
 
 from topkast.bench.contenders import WrongResult
 from topkast.bench.profile import PARTS
-from topkast.bench.subjects import decoder
 from topkast.bench.suites import inference, linear, select, step
+from topkast.bench.suites.step import decoder
 from topkast.core.select import top_k, top_k_portable
 from topkast.kernels.engines import ENGINES
 from topkast.methods import TopKAST
@@ -194,7 +194,7 @@ def test_inference_is_not_timed_if_it_is_wrong(monkeypatch: pytest.MonkeyPatch) 
     def wrong(*args: Any, **options: Any) -> torch.Tensor:
         return right(*args, **options) * 1.01
 
-    monkeypatch.setattr(inference, "missing", lambda: "not here")
+    monkeypatch.setattr(inference, "missing_onnx", lambda: "not here")
     with monkeypatch.context() as patch:
         patch.setattr(type(ENGINES["native"]), "linear_alone", wrong)
         with pytest.raises(WrongResult, match=r"native at 2 rows, 90/80 %: output is wrong"):

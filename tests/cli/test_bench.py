@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from topkast.bench.peak import why_not
+from topkast.bench.apart import why_not
 from topkast.cli.main import main
 
 SMALL = ["--tokens", "8", "--inputs", "32", "--outputs", "16", "--repeats", "1"]

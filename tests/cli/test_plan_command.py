@@ -100,8 +100,14 @@ def test_a_method_that_forgets_has_no_reservoir(capsys: pytest.CaptureFixture[st
     assert not re.search("^reservoir", out, re.MULTILINE)
 
 
+def test_the_old_name_of_refresh_every_still_works(capsys: pytest.CaptureFixture[str]) -> None:
+    rigl = ("mlp", "--method", "rigl", "--steps", "1000")
+    shown = [plan(capsys, *rigl, flag, "10") for flag in ("--refresh-every", "--update-every")]
+    assert shown[0] == shown[1] != plan(capsys, *rigl)
+
+
 def test_pruning_says_what_its_bytes_are(capsys: pytest.CaptureFixture[str]) -> None:
-    out = plan(capsys, "mlp", "--method", "pruning", "--begin", "10", "--t-end", "50", "--update-every", "5")
+    out = plan(capsys, "mlp", "--method", "pruning", "--begin", "10", "--t-end", "50", "--refresh-every", "5")
     assert row(out, "values")[2] == "100.0%"
     assert row(out, "forward")[2] == "10.0%"
     assert "Pruning starts dense" in out

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import topkast
-from topkast.bench.peak import why_not
+from topkast.bench.apart import why_not
 from topkast.core.gradient import Tape
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,7 +16,7 @@ from topkast.cost.forecast import Forecast, forecast, largest_sets, ring_bytes, 
 from topkast.cost.memory import PARTS, dense_bytes
 from topkast.cost.parameters import parameters
 from topkast.models import MLP, Decoder, ResNet50
-from topkast.train.image_task import ImageTask
+from topkast.train.image_tasks import ImageTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -94,7 +94,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line(tmp_path: Path) -> No
         (folders[-1] / "config.toml").write_text(CONFIG.format(seed, lr))
     runs = [read_run(folder) for folder in folders]
     together, alone = group(runs)
-    assert [run.folder.name for run in together.runs] == ["seed0", "seed1"]
+    assert [run.folder.name for run in together.runs.values()] == ["seed0", "seed1"]
     assert together.mean == pytest.approx((runs[0].last.quality + runs[1].last.quality) / 2)
     assert together.deviation == pytest.approx(0.4 / 2**0.5)
     assert [point.step for point in together.points] == [100, 200, 300, 400]

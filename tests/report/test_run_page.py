@@ -11,11 +11,9 @@ from matplotlib.figure import Figure
 
 from topkast.cli.main import main
 from topkast.report import read_run, write_report
-from topkast.report.costs import memory_figure
-from topkast.report.drawings import svg_element
-from topkast.report.page import notes
-from topkast.report.sections import every_drawing, of_one
-from topkast.report.style import DENSE, LINES, label, looks
+from topkast.report.charts import memory_figure
+from topkast.report.drawings import DENSE, LINES, label, looks, svg_element
+from topkast.report.page import every_drawing, notes, of_one
 from topkast.report.summary import is_finished, sentence, state, tiles
 from topkast.store.run import is_dense
 

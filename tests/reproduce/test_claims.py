@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from topkast.report.groups import Group
 from topkast.reproduce.catalogue import EXPERIMENTS, choose
 from topkast.reproduce.claims import (
     FAILS,
@@ -20,21 +21,19 @@ from topkast.reproduce.claims import (
     beats,
     judge,
 )
-from topkast.reproduce.outcome import Outcome
 from topkast.reproduce.published import names, published
-from topkast.reproduce.recipe import Recipe, other
+from topkast.reproduce.scales import other
 from topkast.store.run import Progress, Run
 
 
 def outcome(
     label: str, *qualities: float, higher: bool = True, flops: float = 1.0, length: float = 1.0
-) -> Outcome:
+) -> Group:
     run = Run(label, "images", "accuracy, %" if higher else "bits per byte", higher, steps=10)
     run.flops_per_step = {"sparse": flops, "dense": 1.0}
     run.points = [Progress(10, 1.0, 1.0, 1.0, 10 * flops)]
-    recipe = Recipe(workload="images", method="dense", length=length)
     runs = dict.fromkeys(range(len(qualities)), run)
-    return Outcome(label, recipe, runs, {seed: {"quality": q} for seed, q in enumerate(qualities)})
+    return Group(label, runs, {seed: {"quality": q} for seed, q in enumerate(qualities)}, length)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ import pytest
 import torch
 
 from topkast.cli.main import main
-from topkast.reproduce import runner
-from topkast.reproduce.cache import place
+from topkast.reproduce import farm
 from topkast.reproduce.catalogue import EXPERIMENTS
 from topkast.reproduce.experiment import find
-from topkast.reproduce.recipe import topkast
-from topkast.reproduce.scales import SCALES, TINY
+from topkast.reproduce.farm import place
+from topkast.reproduce.scales import SCALES, TINY, topkast
 from topkast.reproduce.worker import work
 from topkast.train.resolve import make_method
 
@@ -47,7 +46,7 @@ class _InThisProcess:
 
 @pytest.fixture
 def reproduce(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., int]]:
-    monkeypatch.setattr(runner.subprocess, "Popen", _InThisProcess)
+    monkeypatch.setattr(farm.subprocess, "Popen", _InThisProcess)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield lambda *words: main(["reproduce", *words, "--out", str(tmp_path), "--steps", str(STEPS)])
@@ -107,7 +106,7 @@ def test_tables_figures_and_a_page(reproduce, tmp_path: Path, capsys) -> None:
     assert not list((folder / "runs").glob("*/run/checkpoints/*"))
     # Masks are compared between checkpoints 5/32 of the run apart.
     found = find(EXPERIMENTS["figure-3a"], SHORT, range(2), folder)
-    masks = found.outcomes["Top-KAST 80/50"].results[0]["masks"]
+    masks = found.groups["Top-KAST 80/50"].results[0]["masks"]
     assert [m["to"] - m["from"] for m in masks[:5]] == [10] * 5
     assert all(0 <= share <= 1 for m in masks for share in m["layers"].values())
 

@@ -15,7 +15,7 @@ from topkast.train.options import Rule, rules
 def _values(rule: Rule) -> st.SearchStrategy[Any]:
     """Values that a rule allows."""
     if rule.choices:
-        one: st.SearchStrategy[Any] = st.sampled_from(rule.choices)
+        one: st.SearchStrategy[Any] = st.sampled_from(list(rule.choices))
     elif rule.kind is int:
         one = st.integers(int(rule.least or 0), int(rule.most or 10**9))
     elif rule.kind is float:

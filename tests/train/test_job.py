@@ -274,7 +274,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 def test_what_is_not_finite_stops_with_a_way_out(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from topkast.train.text_task import TextTask
+    from topkast.train.text_tasks import TextTask
 
     loss = TextTask.loss
     monkeypatch.setattr(

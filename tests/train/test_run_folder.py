@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from topkast.train.environment import differences, environment
-from topkast.train.folder import RunFolder, check_marker
+from topkast.train.folder import RunFolder, check_marker, differences, environment
 
 # ---- the folder -----------------------------------------------------------------------------------
 

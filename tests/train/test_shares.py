@@ -16,8 +16,7 @@ from topkast.data.image_stream import ImageStream
 from topkast.methods.named import METHODS
 from topkast.train.config import Config
 from topkast.train.job import check_ranks
-from topkast.train.resolve import make_method, resolve
-from topkast.train.tasks import make_task
+from topkast.train.resolve import make_method, make_task, resolve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

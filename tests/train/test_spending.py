@@ -10,8 +10,7 @@ from store.raw_record import read_lines
 from topkast.train import job
 from topkast.train.config import Config
 from topkast.train.display import Quiet
-from topkast.train.resolve import resolve
-from topkast.train.tasks import make_task
+from topkast.train.resolve import make_task, resolve
 from topkast.train.trainer import Trainer
 
 STEPS = 20

@@ -14,17 +14,13 @@ from topkast.cli.main import main
 from topkast.data.segments import evaluation_segments
 from topkast.models import PRESETS
 from topkast.models.transformer_xl import TransformerXL
-from topkast.train import job, texts, trained
-from topkast.train.config import Config
+from topkast.train import job, text_tasks, trained
+from topkast.train.config import Config, preset_values
 from topkast.train.display import Quiet
-from topkast.train.generate import generate
-from topkast.train.image_task import ImageTask
-from topkast.train.photo_task import PhotoTask
-from topkast.train.preset import preset_values
-from topkast.train.recurrent_task import RecurrentTask
-from topkast.train.resolve import make_optimizer, make_schedule, resolve
-from topkast.train.tasks import make_task
-from topkast.train.texts import Text
+from topkast.train.image_tasks import ImageTask, PhotoTask
+from topkast.train.resolve import make_optimizer, make_schedule, make_task, resolve
+from topkast.train.sampling import generate
+from topkast.train.text_tasks import RecurrentTask, Text
 from topkast.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -120,7 +116,9 @@ def test_words_have_a_perplexity_and_are_written_again(
 ) -> None:
     words = ("<eos>", "the", "<unk>", "fox")
     ids = torch.tensor([1, 3, 0] * 200, dtype=torch.int32)
-    monkeypatch.setattr(texts, "read", lambda *_: Text("words", ids, ids[:90], ids[:60], len(words), words))
+    monkeypatch.setattr(
+        text_tasks, "named_text", lambda *_: Text("words", ids, ids[:90], ids[:60], len(words), words)
+    )
     config = recurrent(tmp_path).with_values(
         {"data": {"dataset": "wikitext-2"}, "model": {"cutoffs": [2], "div_val": 2}}
     )

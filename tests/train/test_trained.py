@@ -19,8 +19,8 @@ from topkast.store import checkpoint
 from topkast.train import job, trained
 from topkast.train.config import Config
 from topkast.train.display import Quiet
-from topkast.train.export import export
-from topkast.train.generate import generate
+from topkast.train.export_forms import export
+from topkast.train.sampling import generate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,8 +14,7 @@ from topkast.store.record import as_json
 from topkast.train import events
 from topkast.train.config import Config
 from topkast.train.display import Lines, mean_of
-from topkast.train.resolve import make_method, resolve
-from topkast.train.tasks import make_task
+from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.trainer import NotFinite, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +39,7 @@ def make(path: Path, **values: dict[str, object]) -> Trainer:
 def _often(method: str) -> dict[str, object]:
     """A method that refreshes every other step, if it refreshes."""
     takes = METHODS[method].takes
-    return {"method": method, **({"refresh_every": 2} if "update_every" in takes else {})}
+    return {"method": method, **({"refresh_every": 2} if "refresh_every" in takes else {})}
 
 
 @pytest.mark.parametrize("method", METHODS)

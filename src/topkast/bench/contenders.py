@@ -1,15 +1,21 @@
-"""Contenders: different modules that do the same work, and the check that they do."""
+"""Contenders: modules that do the same work, each checked against plain torch, then timed in turns."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
 
 import torch
 from torch import Tensor, nn
 
-from topkast.bench.ratios import Pair
+from topkast.bench.ratios import Pair, ideal, show_pair, sparsities
+from topkast.bench.timing import Timing, time_in_turns
 from topkast.convert import densify, sparsify
 from topkast.methods import TopKAST
 from topkast.nn.base import SparseLayer
@@ -36,6 +42,41 @@ class Contender:
     weight: nn.Parameter
     spread: Callable[[Tensor], Tensor]
     engine: Callable[[], str] | None = None
+
+
+class Peer(ABC):
+    """A library to compare with.
+
+    Attributes:
+        name: For tables, and its import name.
+        needs: Names it must have: some libraries share their name with another project.
+    """
+
+    name: str
+    needs: tuple[str, ...] = ()
+
+    def missing(self) -> str | None:
+        """Why it cannot be used here, or None."""
+        if importlib.util.find_spec(self.name) is None:
+            return "not installed"
+        try:
+            module = importlib.import_module(self.name)
+        except Exception as error:  # whatever its compiled part does
+            return f"cannot be imported: {error}"
+        lacking = [name for name in self.needs if not hasattr(module, name)]
+        if lacking:
+            return f"the package of this name is another project (it has no {' and no '.join(lacking)})"
+        return None
+
+    def version(self) -> str:
+        try:
+            return metadata.version(self.name)
+        except metadata.PackageNotFoundError:
+            return "unknown"
+
+    @abstractmethod
+    def build(self, alpha: nn.Module, pair: Pair) -> Contender:
+        """Its counterpart of a Linear layer whose weight is zero outside A."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +174,97 @@ def compare(what: str, got: Tensor, expected: Tensor) -> None:
         raise WrongResult(
             f"{what} is wrong in {int(bad.sum())} of {bad.numel()} elements, by up to {worst:.3g}"
         )
+
+
+# Long enough for the threads of another OpenMP runtime to stop spinning, see `time_in_turns`.
+_PAUSE_WITH_PEERS = 0.005
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dense layer and an input for it.
+
+    Attributes:
+        name: For tables.
+        build: Makes the layer.
+        shape: Of the input.
+        sizes: What the name says, as numbers, for the JSON file.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times of all contenders of one case at one pair, "dense" among them.
+
+    Attributes:
+        case: What was measured.
+        pair: At which sparsities.
+        timings: By contender.
+        engines: Which engine of ours computed a contender.
+        left_out: Who was not timed and where → why.
+    """
+
+    case: Case
+    pair: Pair
+    timings: dict[str, Timing]
+    engines: dict[str, str]
+    left_out: dict[str, str]
+
+    def ratio(self, name: str) -> float:
+        """How many times faster than dense."""
+        return self.timings["dense"].ratio_to(self.timings[name])
+
+    def rows(self) -> list[dict[str, object]]:
+        """One record per contender."""
+        return [
+            {
+                "case": self.case.name,
+                **self.case.sizes,
+                **sparsities(self.pair),
+                "contender": name,
+                "engine": self.engines.get(name),
+                **timing.as_record(),
+                "ratio": self.ratio(name),
+                "ideal": ideal(self.pair),
+            }
+            for name, timing in self.timings.items()
+        ]
+
+
+def measure(
+    case: Case, pair: Pair, engines: Sequence[str], peers: Sequence[Peer] = (), *, repeats: int
+) -> Measurement:
+    """Checks and times dense, our engines, and the peers (which need both sparsities to be equal).
+
+    Raises:
+        WrongResult: One of our engines is wrong. A peer that is wrong, or fails, is left out with the reason:
+            it must not cost the figures of the others.
+    """
+    torch.manual_seed(0)
+    layer = case.build()
+    work = Work.of(layer, case.shape)
+    where = f"{case.name}, {show_pair(pair)}"
+    alpha, backward_mask = alpha_layer(layer, pair)
+    expected = expect(alpha, backward_mask, work)
+    field_of: dict[str, Contender] = {"dense": dense(layer)}
+    for engine in engines:
+        contender = ours(layer, pair, engine)
+        check(contender, expected, work, where)
+        field_of[engine] = contender
+    left_out: dict[str, str] = {}
+    for peer in peers:
+        try:
+            contender = peer.build(alpha, pair)
+            check(contender, expected, work, where)
+            field_of[peer.name] = contender
+        except Exception as error:  # whatever another library raises
+            left_out[f"{peer.name} at {where}"] = str(error) or type(error).__name__
+    runs = {name: partial(work.run, c.module) for name, c in field_of.items()}
+    timings = time_in_turns(runs, repeats, pause=_PAUSE_WITH_PEERS if peers else 0.0)
+    chosen = {name: c.engine() for name, c in field_of.items() if c.engine is not None}
+    return Measurement(case, pair, timings, chosen, left_out)

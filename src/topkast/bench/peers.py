@@ -1,17 +1,15 @@
 """Other libraries with sparse linear layers for the CPU: one adapter each.
 
 A peer knows one set of positions, so it is compared at equal forward and backward sparsity. It is given the
-weight α with its zeros and must return output and gradients as a dense layer would; `layers.measure` checks
-that before it takes any time.
+weight α with its zeros and must return output and gradients as a dense layer would;
+`contenders.measure` checks that before it takes any time.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from abc import ABC, abstractmethod
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -19,44 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from topkast.bench import contenders
-from topkast.bench.contenders import Contender
+from topkast.bench.contenders import Contender, Peer
 from topkast.bench.ratios import Pair
 from topkast.kernels.plan import Pattern, Plan
-
-
-class Peer(ABC):
-    """A library to compare with.
-
-    Attributes:
-        name: For tables, and its import name.
-        needs: Names it must have: some libraries share their name with another project.
-    """
-
-    name: str
-    needs: tuple[str, ...] = ()
-
-    def missing(self) -> str | None:
-        """Why it cannot be used here, or None."""
-        if importlib.util.find_spec(self.name) is None:
-            return "not installed"
-        try:
-            module = importlib.import_module(self.name)
-        except Exception as error:  # whatever its compiled part does
-            return f"cannot be imported: {error}"
-        lacking = [name for name in self.needs if not hasattr(module, name)]
-        if lacking:
-            return f"the package of this name is another project (it has no {' and no '.join(lacking)})"
-        return None
-
-    def version(self) -> str:
-        try:
-            return metadata.version(self.name)
-        except metadata.PackageNotFoundError:
-            return "unknown"
-
-    @abstractmethod
-    def build(self, alpha: nn.Module, pair: Pair) -> Contender:
-        """Its counterpart of a Linear layer whose weight is zero outside A."""
 
 
 class TorchCSR(Peer):

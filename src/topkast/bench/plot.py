@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from topkast.bench.ratios import ideal
-from topkast.bench.report import Report, check_folder
+from topkast.bench.report import Report
 from topkast.extras import load_matplotlib
+from topkast.store.files import check_target
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers differ as well.
 _STYLES = {
@@ -30,9 +31,9 @@ Curve = dict[tuple[float, float], float]
 """Ratio to dense by pair of sparsities."""
 
 
-def check_target(path: Path) -> None:
+def check_plot(path: Path) -> None:
     """Raises unless a plot can be written there: folder, ending and matplotlib."""
-    check_folder(path, "--plot")
+    check_target(path, "--plot")
     if path.suffix not in _ENDINGS:
         raise ValueError(f"--plot takes a file that ends in {', '.join(_ENDINGS)}, got {path.name}")
     load_matplotlib()
@@ -67,7 +68,7 @@ def plot(report: Report, path: Path) -> None:
         OSError: The folder does not exist.
     """
     check(report)
-    check_target(path)
+    check_plot(path)
     figure_type, ticker = load_matplotlib()
     figure = figure_type(figsize=(8, 5.2), layout="constrained")
     axes = figure.add_subplot()

@@ -1,9 +1,11 @@
-"""Numbers made of ratios: the ideal by FLOPs, the mean over shapes, and where sparse starts to win."""
+"""Numbers made of ratios: the ideal by FLOPs, where sparse starts to win; and the tables that show them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from topkast.text import padded
 
 Pair = tuple[float, float]
 """Forward and backward sparsity."""
@@ -19,6 +21,11 @@ def ideal(pair: Pair) -> float:
     """
     forward, backward = pair
     return 3 / (2 * (1 - forward) + (1 - backward))
+
+
+def sparsities(pair: Pair) -> dict[str, float]:
+    """A pair as reports keep it."""
+    return {"forward_sparsity": pair[0], "backward_sparsity": pair[1]}
 
 
 def show_pair(pair: Pair) -> str:
@@ -71,3 +78,23 @@ def break_even(sparsities: Sequence[float], ratios: Sequence[float]) -> BreakEve
     share = (1 - below) / (above - below)
     crossing = sparsities[last] + share * (sparsities[last + 1] - sparsities[last])
     return BreakEven(crossing, False, lowest, highest)
+
+
+Say = Callable[[str], None]
+"""Where lines go: `print`, mostly."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column names, and lines that fit below them: words to the left, numbers to the right."""
+
+    label: str
+    columns: Sequence[str]
+    label_width: int = 12
+
+    def header(self) -> str:
+        return self.line(self.label, self.columns)
+
+    def line(self, label: str, cells: Sequence[str]) -> str:
+        widths = [max(8, len(name)) for name in self.columns]
+        return padded((label, *cells), (self.label_width, *widths))

@@ -15,7 +15,7 @@ import torch
 from topkast.bench.peers import PEERS
 from topkast.kernels import native
 from topkast.kernels.machine import cpu_model
-from topkast.store.files import replace
+from topkast.store.files import check_target, replace
 
 # Raised when a key changes its meaning or goes.
 FORMAT = 1
@@ -71,19 +71,9 @@ def headline(env: dict[str, Any]) -> str:
     )
 
 
-def check_folder(path: Path, option: str) -> None:
-    """Raises FileNotFoundError if a file cannot be there: better before minutes of measuring than after."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{option} takes a file, {path} is a folder")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(
-            f"{option}: the folder {path.absolute().parent} does not exist; create it first"
-        )
-
-
 def write(report: Report, path: Path) -> None:
     """Writes the report as JSON, all or nothing: a reader never sees half a file."""
-    check_folder(path, "--json")
+    check_target(path, "--json")
     text = json.dumps({"format": FORMAT, **asdict(report)}, indent=1, ensure_ascii=False, allow_nan=False)
     replace(path, (text + "\n").encode())
 

@@ -36,6 +36,10 @@ class Timing:
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
         return cls(median, low, high, tuple(seconds))
 
+    def as_record(self) -> dict[str, float]:
+        """As reports keep it."""
+        return {"seconds": self.median, "seconds_low": self.low, "seconds_high": self.high}
+
     def ratio_to(self, other: Timing) -> float:
         """How many times as long as the other, round by round: the median of the rounds' ratios.
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from topkast.bench import plot
 from topkast.bench.ratios import EQUAL_PAIRS, Pair
-from topkast.bench.report import Report, check_folder, environment, headline, read, write
+from topkast.bench.report import Report, environment, headline, read, write
 from topkast.bench.suites import conv, inference, linear, memory, select, step
 from topkast.kernels.engines import ENGINES
+from topkast.store.files import check_target
 
 _SUITES: dict[str, Any] = {
     "linear": linear,
@@ -105,9 +106,9 @@ def _check(options: argparse.Namespace) -> None:
     if (options.inputs is None) != (options.outputs is None):
         raise ValueError("--inputs and --outputs make one shape: give both or none")
     if options.json is not None:
-        check_folder(options.json, "--json")
+        check_target(options.json, "--json")
     if options.plot is not None:
-        plot.check_target(options.plot)
+        plot.check_plot(options.plot)
     if options.stored is not None and (options.plot is None or options.json is not None):
         raise ValueError("--from is for drawing what was measured before: give --plot with it, and no --json")
 

@@ -1,21 +1,20 @@
-"""`topkast compare`: several methods or sparsities on the same task and seeds, and one page of them."""
+"""`topkast compare` and `topkast report`: several ways of training beside each other, and pages of runs."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from topkast.cli.options import add_options, add_preset, configuration, given
+from topkast.cli.flags import add_options, add_preset, check_resumed, configuration, free_folder
 from topkast.extras import load_matplotlib
-from topkast.report import read_run, write_comparison
+from topkast.report import read_run, write_comparison, write_report
 from topkast.report.groups import Group, group
-from topkast.report.words import MISSING, duration, number, size
-from topkast.text import padded
-from topkast.train import contest
-from topkast.train.config import TASKS, Config
-from topkast.train.contest import Contender
+from topkast.reproduce import contest
+from topkast.text import MISSING, duration, number, padded, size
+from topkast.train.config import TASKS
 
 DEFAULT = ("dense", "static:0.9", "rigl:0.9", "topkast:0.9/0.8")
 # What the contenders and --seeds decide.
@@ -42,16 +41,14 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     load_matplotlib()  # says what to install before anything is trained
-    values = given(options)
     if options.resume is not None:
-        if values or options.contenders or options.config or options.preset or options.out:
-            raise ValueError("--resume takes everything from the comparison: give no other option with it")
+        check_resumed(options, "comparison", options.contenders)
         out = options.resume
         contest.names(out)
     else:
         base = configuration(options)
-        configs = contest.plan(base, _contenders(options.contenders), _seeds(options.seeds))
-        out = options.out or _free_folder(base)
+        configs = contest.plan(base, options.contenders or DEFAULT, _seeds(options.seeds))
+        out = options.out or free_folder(f"compare-{base.data.task}")
         contest.create(out, configs)
     if (code := contest.go(out, quiet=options.quiet)) != 0:
         print(f"stopped, with a checkpoint; go on with: topkast compare --resume {out}")
@@ -62,10 +59,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _contenders(texts: list[str]) -> list[Contender]:
-    return [Contender.parse(text) for text in texts or DEFAULT]
-
-
 def _seeds(text: str) -> list[int]:
     try:
         seeds = [int(part) for part in text.split(",")]
@@ -74,13 +67,6 @@ def _seeds(text: str) -> list[int]:
     if not seeds or min(seeds) < 0:
         raise ValueError(f"--seeds must be whole numbers from 0 on with commas between them, got {text!r}")
     return seeds
-
-
-def _free_folder(base: Config) -> Path:
-    number = 1
-    while (path := Path("runs") / f"compare-{base.data.task}-{number}").exists():
-        number += 1
-    return path
 
 
 def _summary(groups: list[Group], quality_name: str) -> str:
@@ -107,3 +93,30 @@ def _cells(together: Group) -> tuple[str, ...]:
         MISSING if run.bytes is None else size(run.bytes.sparse),
         MISSING if run.end is None else size(run.end.peak_rss),
     )
+
+
+def add_report(commands: Any) -> None:
+    parser = commands.add_parser("report", help="make a page with figures of a run, or compare several")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run; several to compare"
+    )
+    default = "RUN/report.html; of several, comparison.html in the folder they share"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the page ({default})")
+    parser.set_defaults(run=run_report)
+
+
+def run_report(options: argparse.Namespace) -> None:
+    load_matplotlib()  # says what to install before anything is read
+    runs = [read_run(folder) for folder in options.runs]
+    if len(runs) == 1:
+        print(write_report(runs[0], options.out))
+        return
+    out = options.out or _shared_folder(options.runs) / "comparison.html"
+    print(write_comparison(runs, out))
+
+
+def _shared_folder(folders: list[Path]) -> Path:
+    """The nearest folder that all of them are in, as the caller would write it."""
+    shared = Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
+    here = Path.cwd()
+    return shared.relative_to(here) if shared.is_relative_to(here) else shared

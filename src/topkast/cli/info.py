@@ -10,7 +10,7 @@ import torch
 
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.machine import cpu_features
-from topkast.train.environment import environment
+from topkast.train.folder import environment
 
 # Package → what it is for.
 _EXTRAS = {

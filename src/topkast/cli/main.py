@@ -7,10 +7,23 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from topkast.cli import bench, compare, evaluate, export, generate, info, plan, report, reproduce, train
+from topkast.cli import bench, compare, info, plan, reproduce, train, use
 from topkast.kernels.machine import keep_freed_memory
 from topkast.train import workers
 from topkast.train.session import Stopped
+
+_COMMANDS = (
+    train.add_parser,
+    compare.add_parser,
+    compare.add_report,
+    use.add_eval,
+    use.add_generate,
+    use.add_export,
+    plan.add_parser,
+    reproduce.add_parser,
+    bench.add_parser,
+    info.add_parser,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="topkast", description="Always-sparse training (Top-KAST).")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (train, compare, report, evaluate, generate, export, plan, reproduce, bench, info):
-        command.add_parser(commands)
+    for add in _COMMANDS:
+        add(commands)
     options = parser.parse_args(arguments)
     keep_freed_memory()
     try:

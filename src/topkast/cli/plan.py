@@ -9,14 +9,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from topkast.bench.report import check_folder
 from topkast.core.distribution import nearest
 from topkast.cost.footprint import OPTIMIZERS
 from topkast.cost.forecast import Forecast, forecast
 from topkast.cost.show import WIDTH, Machines, data, notes, table
 from topkast.methods.base import Method
-from topkast.methods.named import METHODS, Choice, named_method
+from topkast.methods.named import METHODS, OPTIONS, Choice, named_method
 from topkast.models.network import CATALOGUE, Entry
+from topkast.store.files import check_target
 
 _SIZES = {
     "width": "of the network; of its first stage for a resnet",
@@ -62,8 +62,10 @@ def _add_method(group: Any) -> None:
     group.add_argument("--returned", type=float, metavar="U", help=share)
     group.add_argument("--steps", type=int, metavar="N", help="of the run, for its FLOPs and for schedules")
     group.add_argument(
-        "--update-every", type=int, metavar="N", help="steps from one choice of sets to the next"
+        "--refresh-every", type=int, metavar="N", help="steps from one choice of sets to the next"
     )
+    # What the option above was called before.
+    group.add_argument("--update-every", dest="refresh_every", type=int, help=argparse.SUPPRESS)
     group.add_argument("--begin", type=int, metavar="T", help="step at which pruning begins (a quarter)")
     end = "step at which the schedule ends (rigl, pruning: three quarters; snfs: the end; topkast: never)"
     group.add_argument("--t-end", type=int, metavar="T", help=end)
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     if options.json is not None:
-        check_folder(options.json, "--json")
+        check_target(options.json, "--json")
     method = named_method(options.method, _choice(options))
     sizes = {**entry.sizes, **_sizes(options, entry)}
     planned = forecast(
@@ -127,14 +129,7 @@ def _headline(
 
 
 def _choice(options: argparse.Namespace) -> Choice:
-    return Choice(
-        forward_sparsity=options.forward_sparsity,
-        backward_sparsity=options.backward_sparsity,
-        update_every=options.update_every,
-        begin=options.begin,
-        t_end=options.t_end,
-        steps=options.steps,
-    )
+    return Choice(**{name: getattr(options, name, None) for name in OPTIONS}, steps=options.steps)
 
 
 def _returned(options: argparse.Namespace) -> float | None:

@@ -7,18 +7,17 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from topkast.extras import load_matplotlib
-from topkast.reproduce.cache import place
 from topkast.reproduce.catalogue import EXPERIMENTS, choose
-from topkast.reproduce.cost import forecast
-from topkast.reproduce.document import write_document
-from topkast.reproduce.experiment import Experiment, Findings, find
-from topkast.reproduce.page import tally, write
-from topkast.reproduce.runner import Wanted, run_all
+from topkast.reproduce.experiment import Experiment, Findings, find, prepare
+from topkast.reproduce.farm import run_all
+from topkast.reproduce.pages import verdict_counts, write_document, write_pages
 from topkast.reproduce.scales import SCALES, Scale, scale
+from topkast.reproduce.tables import dry_run
 from topkast.train.session import Stopped
 
 _CONTROL = "no-exploration"
@@ -70,17 +69,18 @@ def run(options: argparse.Namespace) -> int:
     if options.control:
         experiments = [experiment.without_exploration() for experiment in experiments]
     if options.dry_run:
-        print(forecast(experiments, chosen, len(seeds)))
+        print(dry_run(experiments, chosen, len(seeds)))
         return 0
     load_matplotlib()  # says what to install before anything is trained
     out = options.out / chosen.name
     code, failed = 0, {}
     if not options.no_run:
-        wanted = _wanted(experiments, chosen, seeds, out)
-        waiting = sum(not w.place.is_finished for w in wanted)
-        print(f"{len(wanted)} runs, {len(wanted) - waiting} of them finished before", flush=True)
-        done = run_all(wanted, jobs=jobs, say=_say, keeps=options.keep_networks)
-        code, failed = done.exit_code, done.failed
+        places = prepare(experiments, chosen, seeds, out)
+        finished = sum(here.is_finished for here in places)
+        print(f"{len(places)} runs, {finished} of them finished before", flush=True)
+        more = ["keep"] if options.keep_networks else []
+        harvest = run_all(places, jobs=jobs, more=more, say=partial(print, flush=True))
+        code, failed = harvest.exit_code, harvest.failed
     pages = out / f"control-{options.control}" if options.control else out
     return _show(experiments, chosen, seeds, out, pages, options, code, failed)
 
@@ -97,24 +97,13 @@ def _show(
 ) -> int:
     findings = [find(experiment, chosen, seeds, out) for experiment in experiments]
     print(_verdicts(findings))
-    print(f"page: {write(findings, pages, _command(options))}")
+    print(f"page: {write_pages(findings, pages, _command(options))}")
     if code != 0:
         print(f"stopped; the same command goes on: {_command(options)}")
     elif failed:
-        names = "; ".join(f"{label}: {why.strip()}" for label, why in failed.items())
+        names = "; ".join(f"{label}: {why}" for label, why in failed.items())
         raise Stopped(f"{len(failed)} runs failed ({names}); the others are on the page")
     return code
-
-
-def _wanted(experiments: Sequence[Experiment], chosen: Scale, seeds: range, out: Path) -> list[Wanted]:
-    """Each different run once, all rows of a seed before the next seed."""
-    found: dict[Path, Wanted] = {}
-    for seed in seeds:
-        for experiment in experiments:
-            for row in experiment.rows:
-                where = place(out, chosen.config(row.recipe, seed))
-                found.setdefault(where.folder, Wanted(f"{experiment.name}: {row.label}, seed {seed}", where))
-    return list(found.values())
 
 
 def _document(options: argparse.Namespace) -> Path:
@@ -161,7 +150,7 @@ def _verdicts(all_findings: Sequence[Findings]) -> str:
             first = f"{verdict.verdict:>{width}}  "
             lines += textwrap.wrap(claim, columns, initial_indent=first, subsequent_indent=indent)
             lines += textwrap.wrap(verdict.numbers, columns, initial_indent=indent, subsequent_indent=indent)
-    return "\n".join(["", *lines, tally(all_findings)])
+    return "\n".join(["", *lines, verdict_counts(all_findings)])
 
 
 def _command(options: argparse.Namespace) -> str:
@@ -171,7 +160,3 @@ def _command(options: argparse.Namespace) -> str:
     for flag, value in flags.items():
         words += [] if value is None else [flag, str(value)]
     return shlex.join([*words, "--out", str(options.out)])
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

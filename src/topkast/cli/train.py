@@ -8,17 +8,17 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from topkast.cli.options import add_options, add_preset, configuration, given
+from topkast.cli.flags import add_options, add_preset, check_resumed, configuration, free_folder
 from topkast.core.ranks import Ranks
 from topkast.extras import load_matplotlib
 from topkast.report import write_report
 from topkast.store.record import read_run
 from topkast.store.run import Run
 from topkast.train import job, workers
-from topkast.train.config import TASKS, Config
-from topkast.train.display import Silent, make_display
+from topkast.train.config import TASKS
+from topkast.train.display import Display, make_display
+from topkast.train.dry_run import dry_run
 from topkast.train.folder import MARKER
-from topkast.train.forecast import forecast_run
 from topkast.train.job import Outcome
 
 
@@ -39,11 +39,11 @@ def _add_run(group: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.resume is not None and (given(options) or options.config or options.preset or options.out):
-        raise ValueError("--resume takes everything from the run: give no other option with it")
+    if options.resume is not None:
+        check_resumed(options, "run")
     if options.dry_run and options.resume is None:
         if workers.is_first():
-            print(forecast_run(configuration(options)))
+            print(dry_run(configuration(options)))
         return 0
     if workers.may_be_restarted() and options.out is None and options.resume is None:
         raise ValueError("a run that torchrun may restart needs --out, so that it finds its folder again")
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace, ranks: Ranks | None) -> Outcome:
-    display = make_display(quiet=options.quiet) if workers.is_first() else Silent()
+    display = make_display(quiet=options.quiet) if workers.is_first() else Display()
     path = options.resume
     if path is None and workers.were_restarted() and (options.out / MARKER).is_file():
         path = options.out
@@ -63,7 +63,7 @@ def _train(options: argparse.Namespace, ranks: Ranks | None) -> Outcome:
         display.note(f"going on with {path}")
         return job.resume(path, display, ranks)
     config = configuration(options)
-    out = options.out or _free_folder(config)
+    out = options.out or free_folder(f"{config.data.task}-{config.method.method}")
     display.note(f"run folder: {out}" + ("" if ranks is None else f", {ranks.count} ranks"))
     return job.start(config, out, display, ranks)
 
@@ -77,15 +77,6 @@ def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
     if not outcome.is_finished:
         print(f"stopped, with a checkpoint; go on with: topkast train --resume {outcome.folder}")
     return outcome.exit_code
-
-
-def _free_folder(config: Config) -> Path:
-    """The next number in ``runs/``."""
-    stem = f"{config.data.task}-{config.method.method}"
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path
 
 
 def _summary(run: Run) -> str:

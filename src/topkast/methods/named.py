@@ -1,9 +1,9 @@
-"""Methods by name, with what they need in place of a run that does not exist yet."""
+"""Methods by name: how each is made from what is said of it, and what others need to know of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from topkast.core.distribution import nearest
@@ -17,7 +17,7 @@ class Choice:
     Attributes:
         forward_sparsity: 1 - D.
         backward_sparsity: 1 - D - M. By default B has twice the elements of A.
-        update_every: Steps from one choice of sets to the next.
+        refresh_every: Steps from one choice of sets to the next.
         begin: Step at which pruning begins.
         t_end: Step at which the schedule ends: RigL's and SNFS's updates, pruning, Top-KAST's exploration.
         exploration: How Top-KAST chooses B∖A: "magnitude" or "random".
@@ -26,7 +26,7 @@ class Choice:
 
     forward_sparsity: float | None = None
     backward_sparsity: float | None = None
-    update_every: int | None = None
+    refresh_every: int | None = None
     begin: int | None = None
     t_end: int | None = None
     steps: int | None = None
@@ -52,13 +52,26 @@ class Choice:
         return self.steps * quarters // 4
 
     def every(self, name: str) -> dict[str, Any]:
-        """`update_every` under the method's name for it, if it is given."""
-        return {} if self.update_every is None else {name: self.update_every}
+        """`refresh_every` under the method's name for it, if it is given."""
+        return {} if self.refresh_every is None else {name: self.refresh_every}
+
+
+OPTIONS = tuple(f.name for f in fields(Choice) if f.name != "steps")
+"""What can be said of a method; `steps` is said of the run."""
 
 
 def _topkast(c: Choice) -> Method:
     chosen: dict[str, Any] = {} if c.exploration is None else {"exploration": c.exploration}
     return TopKAST(c.forward(), c.backward(), explore_until=c.t_end, **chosen, **c.every("refresh_every"))
+
+
+def _rigl(c: Choice) -> Method:
+    """Its updates end after three quarters of the run, as in the paper."""
+    return RigL(c.forward(), t_end=c.step_at(c.t_end, 3, "t_end"), **c.every("update_every"))
+
+
+def _snfs(c: Choice) -> Method:
+    return SNFS(c.forward(), t_end=c.step_at(c.t_end, 4, "t_end"), **c.every("update_every"))
 
 
 def _pruning(c: Choice) -> Method:
@@ -67,31 +80,40 @@ def _pruning(c: Choice) -> Method:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Named:
+    """What is known of a method by its name.
+
+    Attributes:
+        make: Makes it from what is said of it.
+        title: For people.
+        takes: Those of `OPTIONS` that it has.
+        words: Its title in tables of its own, where "static" would not say enough.
+        every: `refresh_every` of `topkast train`, whose runs are short; None is the method's own default.
+        is_occasional: Whether it chooses sets now and then, so that a short run does so more often.
+    """
+
     make: Callable[[Choice], Method]
+    title: str
     takes: tuple[str, ...]
+    words: str = ""
+    every: int | None = None
+    is_occasional: bool = False
 
 
-_ONE = ("forward_sparsity", "update_every")
-METHODS: Mapping[str, _Entry] = {
-    "topkast": _Entry(_topkast, (*_ONE, "backward_sparsity", "t_end", "exploration")),
-    "static": _Entry(lambda c: Static(c.forward()), ("forward_sparsity",)),
-    "set": _Entry(lambda c: SET(c.forward(), **c.every("update_every")), _ONE),
-    # Three quarters of the run, as in the paper.
-    "rigl": _Entry(
-        lambda c: RigL(c.forward(), t_end=c.step_at(c.t_end, 3, "t_end"), **c.every("update_every")),
-        (*_ONE, "t_end"),
-    ),
-    "snfs": _Entry(
-        lambda c: SNFS(c.forward(), t_end=c.step_at(c.t_end, 4, "t_end"), **c.every("update_every")),
-        (*_ONE, "t_end"),
-    ),
-    "pruning": _Entry(_pruning, (*_ONE, "begin", "t_end")),
-    "dnw": _Entry(lambda c: DNW(c.forward(), **c.every("refresh_every")), _ONE),
-    "str": _Entry(lambda c: STR(**c.every("refresh_every")), ("update_every",)),
-    "dsr": _Entry(lambda c: DSR(c.forward(), **c.every("update_every")), _ONE),
-    "deepr": _Entry(lambda c: DeepR(c.forward(), **c.every("update_every")), _ONE),
-    "dense": _Entry(lambda c: Dense(), ()),
+_ONE = ("forward_sparsity", "refresh_every")
+METHODS: Mapping[str, Named] = {
+    # On choosing N see docs/method.md.
+    "topkast": Named(_topkast, "Top-KAST", (*_ONE, "backward_sparsity", "t_end", "exploration"), every=1),
+    "static": Named(lambda c: Static(c.forward()), "static", ("forward_sparsity",), "fixed random mask"),
+    "set": Named(lambda c: SET(c.forward(), **c.every("update_every")), "SET", _ONE, is_occasional=True),
+    "rigl": Named(_rigl, "RigL", (*_ONE, "t_end"), is_occasional=True),
+    "snfs": Named(_snfs, "SNFS", (*_ONE, "t_end"), is_occasional=True),
+    "pruning": Named(_pruning, "pruning", (*_ONE, "begin", "t_end"), is_occasional=True),
+    "dnw": Named(lambda c: DNW(c.forward(), **c.every("refresh_every")), "DNW", _ONE),
+    "str": Named(lambda c: STR(**c.every("refresh_every")), "STR", ("refresh_every",)),
+    "dsr": Named(lambda c: DSR(c.forward(), **c.every("update_every")), "DSR", _ONE),
+    "deepr": Named(lambda c: DeepR(c.forward(), **c.every("update_every")), "DEEP R", _ONE),
+    "dense": Named(lambda c: Dense(), "dense", ()),
 }
 
 
@@ -104,9 +126,21 @@ def named_method(name: str, choice: Choice) -> Method:
     if name not in METHODS:
         raise ValueError(f"`method` must be one of {nearest(name, METHODS)}, got {name!r}")
     entry = METHODS[name]
-    for option in ("forward_sparsity", "backward_sparsity", "update_every", "begin", "t_end", "exploration"):
+    for option in OPTIONS:
         value = getattr(choice, option)
         if value is not None and option not in entry.takes:
             takes = ", ".join(f"`{o}`" for o in entry.takes) or "no settings"
             raise ValueError(f"{name} has no `{option}` (got {value!r}): it takes {takes}")
     return entry.make(choice)
+
+
+def title_of(name: str, method: Method) -> str:
+    """A method at its sparsities, such as "Top-KAST 90/80 %"."""
+    entry = METHODS[name]
+    pair = [method.forward_sparsity, method.backward_sparsity]
+    if "backward_sparsity" not in entry.takes:  # B = A, or sparsities that are learned
+        pair = sorted({*pair} - {0.0}, reverse=True)
+    words = [entry.words or entry.title, *(["/".join(f"{100 * s:g}" for s in pair) + " %"] if pair else [])]
+    if getattr(method, "exploration", None) == "random":
+        words.append("(random)")
+    return " ".join(words)

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from topkast.report.costs import final_figure
+from topkast.report.charts import final_figure
 from topkast.report.drawings import Drawing, save
 from topkast.report.groups import Group, group
-from topkast.report.page import check_target, notes, render
-from topkast.report.sections import Section, every_drawing, qualities
+from topkast.report.page import Section, every_drawing, notes, qualities, render
 from topkast.report.summary import state
-from topkast.report.words import (
+from topkast.store.files import check_target
+from topkast.store.run import Progress, Reference, Run
+from topkast.text import (
     MISSING,
     bare,
     count,
@@ -27,7 +28,6 @@ from topkast.report.words import (
     quality,
     size,
 )
-from topkast.store.run import Progress, Reference, Run
 
 _SHARED = ("parameters in use", "FLOPs per step", "bytes")
 _AFTER = ("steps", *(f"{name} (of dense)" for name in _SHARED), "time per step", "peak of the process")
@@ -58,7 +58,7 @@ def write_comparison(runs: Sequence[Run], out: Path) -> Path:
         OSError: The page or a figure cannot be written.
     """
     _check(runs)
-    check_target(out)
+    check_target(out, "--out")
     first, contenders = runs[0], _contenders(runs)
     curves = {name: c.points for name, c in contenders.items() if c.points}
     last = {name: c.quality for name, c in contenders.items()}
@@ -104,8 +104,8 @@ def _check(runs: Sequence[Run]) -> None:
 
 def _contenders(runs: Sequence[Run]) -> dict[str, Contender]:
     found = {
-        together.name: Contender(together.mean, together.qualities, together.points, _row(together))
-        for together in group(runs)
+        one.name: Contender(one.mean, list(one.qualities.values()), one.points, _row(one))
+        for one in group(runs)
     }
     for run in runs:
         for reference in run.references.values():
@@ -122,14 +122,15 @@ def _row(together: Group) -> tuple[str, ...]:
     reached = number(together.mean)
     if len(together.runs) > 1:
         reached += f" ± {together.deviation:.2g} ({len(together.runs)} seeds)"
-    peaks = [r.end.peak_rss for r in together.runs if r.end is not None and r.end.peak_rss is not None]
+    ends = [r.end for r in together.runs.values()]
+    peaks = [end.peak_rss for end in ends if end is not None and end.peak_rss is not None]
     return (
         reached,
         f"{run.last.step:,}",
         _with_share(count(used), of_whole(used, run.parameters.get("dense", math.nan))),
         _with_share(flops(spent), of_whole(spent, run.flops_per_step.get("dense", math.nan))),
         MISSING if held is None else _with_share(size(held.sparse), of_whole(held.sparse, held.dense)),
-        duration(statistics.fmean(r.seconds_per_step for r in together.runs)),
+        duration(statistics.fmean(r.seconds_per_step for r in together.runs.values())),
         size(max(peaks)) if peaks else MISSING,
     )
 

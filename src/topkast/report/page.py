@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,24 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from topkast.report.drawings import save
-from topkast.report.sections import every_drawing, of_one
+from topkast.report.charts import (
+    AXES,
+    Curves,
+    change_figure,
+    has_masks,
+    loss_figure,
+    memory_figure,
+    of_run,
+    quality_figure,
+    reservoir_figure,
+    size_figure,
+    time_figure,
+)
+from topkast.report.drawings import Drawing, save
 from topkast.report.summary import LAYER_HEADER, is_finished, layer_rows, sentence, state, tiles
-from topkast.store.files import replace
+from topkast.store.files import check_target, replace
 from topkast.store.run import Run
+from topkast.text import bare
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -47,7 +62,7 @@ def write_report(run: Run, out: Path | None = None) -> Path:
         ImportError: matplotlib is missing.
         OSError: The page or a figure cannot be written.
     """
-    out = check_target(run.folder / "report.html" if out is None else out)
+    out = check_target(run.folder / "report.html" if out is None else out, "--out")
     sections = of_one(run)
     folder = run.folder / "figures"
     save(every_drawing(sections), folder)
@@ -69,15 +84,6 @@ def write_report(run: Run, out: Path | None = None) -> Path:
         "figures": folder,
     }
     return render("run.html", content, out)
-
-
-def check_target(path: Path) -> Path:
-    """Raises OSError if no page can be there: better before the figures are drawn than after."""
-    if path.is_dir():
-        raise IsADirectoryError(f"--out takes a file, {path} is a folder")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"--out: the folder {path.absolute().parent} does not exist; create it first")
-    return path
 
 
 def render(template: str, content: dict[str, Any], out: Path) -> Path:
@@ -116,3 +122,97 @@ def _commands(run: Run) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures under one heading."""
+
+    title: str
+    drawings: list[Drawing]
+
+
+_WHY = {
+    "step": "At equal steps: what sparsity costs in quality when training is equally long.",
+    "flops": "At equal FLOPs: a curve further left has spent less computation on the same quality. "
+    "The paper compares methods so in Figure 2a.",
+    "time": "At equal training time on this machine, evaluation not counted.",
+}
+
+
+def of_one(run: Run) -> list[Section]:
+    """The figures of a run's own page."""
+    curves = of_run(run)
+    sections = [
+        Section("Held-out quality", qualities(curves, run)),
+        Section("Training loss", _losses(curves)),
+    ]
+    if has_masks(run):
+        sections.append(Section("How the sets moved", _masks(run)))
+    sections.append(Section("What it takes", _costs(run)))
+    return [section for section in sections if section.drawings]
+
+
+def every_drawing(sections: Iterable[Section]) -> list[Drawing]:
+    return [drawing for section in sections for drawing in section.drawings]
+
+
+def qualities(curves: Curves, run: Run) -> list[Drawing]:
+    """Held-out quality by step, FLOPs and time."""
+    return [
+        Drawing(
+            f"quality_by_{axis.name}",
+            f"Held-out {bare(run.quality_name)} {axis.title}",
+            _WHY[axis.name],
+            quality_figure(curves, axis, run.quality_name, run.higher_is_better),
+        )
+        for axis in AXES
+    ]
+
+
+def _losses(curves: Curves) -> list[Drawing]:
+    caption = "Mean over the batches since the record before; a gap is a value that was not finite."
+    return [
+        Drawing(f"loss_by_{axis.name}", f"Training loss {axis.title}", caption, loss_figure(curves, axis))
+        for axis in AXES
+    ]
+
+
+def _masks(run: Run) -> list[Drawing]:
+    return [
+        Drawing(
+            "mask_change",
+            "How the mask changes",
+            "Share of a layer's weights that entered or left A at the last refresh: mean over layers, and a "
+            "band from the smallest to the largest. It falls as the mask settles, as in the paper's Figure "
+            "3a, which compares masks 5,000 steps apart.",
+            change_figure(run),
+        ),
+        Drawing(
+            "reservoir_use",
+            "How much of the reservoir is ever used",
+            "Share of the initial C that has been in B or in A by then: mean over layers and band. In the "
+            "paper's Figure 3b only about 5 % is ever used, most of it early.",
+            reservoir_figure(run),
+        ),
+        Drawing(
+            "weight_size",
+            "Size of weights by set",
+            "Mean |θ| on A, which the network uses, and on B∖A, which is trained beside it: mean over layers "
+            "and band. A weight enters A when it outgrows the smallest there; the penalty is 1/D times as "
+            "strong on B∖A (the paper's section 2.3).",
+            size_figure(run),
+        ),
+    ]
+
+
+def _costs(run: Run) -> list[Drawing]:
+    drawings = []
+    if run.bytes is not None and run.is_sparse:
+        caption = "What weights, gradients, optimizer and sets hold at the end; activations are not in it."
+        figure = memory_figure(run, run.bytes)
+        drawings.append(Drawing("memory", "Memory against dense", caption, figure))
+    if run.references:  # a single bar would say no more than the tile does
+        caption = "Mean over each run, with its refreshes, without evaluation, on the same machine."
+        drawings.append(Drawing("step_time", "Time per step", caption, time_figure(run)))
+    return drawings

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from topkast.report.words import (
+from topkast.store.run import Reference, Run
+from topkast.text import (
     MISSING,
     bare,
     count,
@@ -16,11 +17,10 @@ from topkast.report.words import (
     of_whole,
     percent,
     quality,
+    shape_text,
     size,
     times,
 )
-from topkast.store.run import Reference, Run
-from topkast.text import shape_text
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from topkast.reproduce.outcome import Outcome
+from topkast.report.groups import Group
 
 HOLDS, FAILS, NOISE, OPEN = "holds", "does not hold", "within noise", "not run"
 HOLDS_ONCE, FAILS_ONCE = f"{HOLDS} for one seed", f"{FAILS} for one seed"
@@ -78,8 +78,8 @@ class Difference:
         return f"{self.words}: {self.mean:+.3g}{spread}{' ' + self.unit if self.unit else ''}{allowed}"
 
 
-Outcomes = Mapping[str, Outcome]
-Test = Callable[[Outcomes], Sequence[Difference]]
+Groups = Mapping[str, Group]
+Test = Callable[[Groups], Sequence[Difference]]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Claim:
     Attributes:
         words: In our words.
         place: Where it says so; "ours" for what it does not.
-        test: From the outcomes by row to the differences that it is about. A missing row is a KeyError.
+        test: From the groups of runs by row to the differences that it is about. A missing row is a KeyError.
     """
 
     words: str
@@ -116,10 +116,10 @@ class Verdict:
         return "; ".join(map(str, self.differences)) or "runs are missing"
 
 
-def judge(claim: Claim, outcomes: Outcomes) -> Verdict:
-    """Whether a claim holds for these outcomes."""
+def judge(claim: Claim, groups: Groups) -> Verdict:
+    """Whether a claim holds for these groups."""
     try:
-        differences = tuple(claim.test(outcomes))
+        differences = tuple(claim.test(groups))
     except KeyError:
         return Verdict(claim, OPEN, ())
     found = {difference.verdict for difference in differences}
@@ -133,8 +133,8 @@ def judge(claim: Claim, outcomes: Outcomes) -> Verdict:
 def beats(*pairs: tuple[str, str], margin: float = 0.0) -> Test:
     """The first of each pair is better than the second, or with a margin as good."""
 
-    def test(outcomes: Outcomes) -> list[Difference]:
-        return [_over(outcomes[a], outcomes[b], margin) for a, b in pairs]
+    def test(groups: Groups) -> list[Difference]:
+        return [_over(groups[a], groups[b], margin) for a, b in pairs]
 
     return test
 
@@ -142,9 +142,9 @@ def beats(*pairs: tuple[str, str], margin: float = 0.0) -> Test:
 def at_equal_flops(frontier: Sequence[str], rival: str, margin: float) -> Test:
     """The best of several rows at the training FLOPs of a rival, between them along a line, is as good."""
 
-    def test(outcomes: Outcomes) -> list[Difference]:
-        other = outcomes[rival]
-        rows = [outcomes[name] for name in frontier]
+    def test(groups: Groups) -> list[Difference]:
+        other = groups[rival]
+        rows = [groups[name] for name in frontier]
         values = []
         for seed in _shared(other, *rows):
             points = [(row.flops, row.sign * row.qualities[seed]) for row in rows]
@@ -165,19 +165,19 @@ def _at(points: list[tuple[float, float]], flops: float) -> float:
     return max(best, default=points[0][1])
 
 
-def _over(a: Outcome, b: Outcome, margin: float) -> Difference:
+def _over(a: Group, b: Group, margin: float) -> Difference:
     values = tuple(a.sign * (a.qualities[seed] - b.qualities[seed]) for seed in _shared(a, b))
-    return Difference(f"{a.label} over {b.label}", values, _margin(a, margin), a.unit)
+    return Difference(f"{a.name} over {b.name}", values, _margin(a, margin), a.unit)
 
 
-def _shared(*outcomes: Outcome) -> list[int]:
-    seeds = set(outcomes[0].qualities).intersection(*(o.qualities for o in outcomes[1:]))
+def _shared(*groups: Group) -> list[int]:
+    seeds = set(groups[0].qualities).intersection(*(o.qualities for o in groups[1:]))
     return sorted(seeds)
 
 
-def _margin(outcome: Outcome, margin: float) -> float:
+def _margin(group: Group, margin: float) -> float:
     """Margins are given in points of accuracy; a hundredth of the value stands for them elsewhere."""
-    return margin if outcome.unit == "points" else margin / 100 * abs(outcome.mean)
+    return margin if group.unit == "points" else margin / 100 * abs(group.mean)
 
 
 def _short(size: float) -> str:

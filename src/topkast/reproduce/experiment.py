@@ -1,15 +1,19 @@
-"""`Experiment`: one table or figure of the paper, as rows to be run and claims to be judged."""
+"""`Experiment`: one table or figure, as rows to be run and claims to be judged."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from topkast.report import read_run
+from topkast.report.groups import Group
 from topkast.reproduce.claims import Claim, Verdict, judge
-from topkast.reproduce.outcome import Outcome, outcome
+from topkast.reproduce.farm import Measured, place
 from topkast.reproduce.published import Published, published
-from topkast.reproduce.recipe import Recipe
-from topkast.reproduce.scales import Scale
+from topkast.reproduce.scales import Recipe, Scale
+from topkast.train.config import Config
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Experiment:
 
     Attributes:
         name: On the command line.
-        place: In the paper.
+        place: In the paper; empty for a comparison that is in none.
         title: What it shows.
         about: What differs from the paper at our scales, and what to look at.
         rows: In the paper's order.
@@ -40,11 +44,11 @@ class Experiment:
     """
 
     name: str
-    place: str
-    title: str
-    about: str
+    place: str = ""
+    title: str = ""
+    about: str = ""
     rows: tuple[Row, ...]
-    claims: tuple[Claim, ...]
+    claims: tuple[Claim, ...] = ()
     figure: str = ""
 
     @property
@@ -54,8 +58,11 @@ class Experiment:
     def without_exploration(self) -> Experiment:
         """The control: the same rows with B = A."""
         rows = tuple(Row(row.label, row.recipe.without_exploration()) for row in self.rows)
-        fields = {name: getattr(self, name) for name in ("name", "place", "title", "about", "figure")}
-        return Experiment(rows=rows, claims=self.claims, **fields)
+        return dataclasses.replace(self, rows=rows)
+
+    def runs(self, seeds: Iterable[int]) -> list[tuple[Row, int]]:
+        """All rows of a seed before the next seed, so that an early stop leaves whole comparisons."""
+        return [(row, seed) for seed in seeds for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -66,28 +73,57 @@ class Findings:
         experiment: What was asked.
         scale: At which size.
         seeds: That were wanted.
-        outcomes: By row, those that are finished.
+        groups: Of runs, by row, those that are finished.
         verdicts: On its claims, in order.
     """
 
     experiment: Experiment
     scale: Scale
     seeds: range
-    outcomes: dict[str, Outcome]
+    groups: dict[str, Group]
     verdicts: tuple[Verdict, ...]
 
     @property
     def is_whole(self) -> bool:
         """Whether every row has every seed."""
         rows = self.experiment.rows
-        return all(
-            r.label in self.outcomes and len(self.outcomes[r.label].runs) == len(self.seeds) for r in rows
-        )
+        return all(r.label in self.groups and len(self.groups[r.label].runs) == len(self.seeds) for r in rows)
+
+    def pairs(self) -> list[tuple[Recipe, Group]]:
+        """What was trained and what came of it, by row, as far as it is finished."""
+        return [(r.recipe, self.groups[r.label]) for r in self.experiment.rows if r.label in self.groups]
+
+
+def prepare(experiments: Sequence[Experiment], scale: Scale, seeds: range, out: Path) -> list[Measured]:
+    """Where the runs of experiments are, each different one once, with what it is told."""
+    found: dict[Path, tuple[Measured, Config]] = {}
+    for seed in seeds:
+        for experiment in experiments:
+            for row, _ in experiment.runs([seed]):
+                config = scale.config(row.recipe, seed)
+                here = place(out, config, f"{experiment.name}: {row.label}, seed {seed}")
+                found.setdefault(here.folder, (here, config))
+    for here, config in found.values():
+        here.prepare(config)
+    return [here for here, _ in found.values()]
 
 
 def find(experiment: Experiment, scale: Scale, seeds: range, out: Path) -> Findings:
     """What came of an experiment, as far as its runs are finished."""
-    found = {row.label: outcome(row.label, row.recipe, scale, seeds, out) for row in experiment.rows}
-    outcomes = {label: one for label, one in found.items() if one is not None}
-    verdicts = tuple(judge(claim, outcomes) for claim in experiment.claims)
-    return Findings(experiment, scale, seeds, outcomes, verdicts)
+    found = {row.label: _group(row, scale, seeds, out) for row in experiment.rows}
+    groups = {label: one for label, one in found.items() if one is not None}
+    verdicts = tuple(judge(claim, groups) for claim in experiment.claims)
+    return Findings(experiment, scale, seeds, groups, verdicts)
+
+
+def _group(row: Row, scale: Scale, seeds: range, out: Path) -> Group | None:
+    """The runs of a row, by the seeds that are finished; None if none is."""
+    runs, results = {}, {}
+    for seed in seeds:
+        try:
+            here = place(out, scale.config(row.recipe, seed))
+        except FileNotFoundError:  # of the data, without which nothing was trained
+            continue
+        if (result := here.result()) is not None:
+            results[seed], runs[seed] = result, read_run(here.run)
+    return Group(row.label, runs, results, row.recipe.length) if runs else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from topkast.report.style import (
+from topkast.core.sets import Counts
+from topkast.methods.named import METHODS
+from topkast.report.drawings import (
     BLACK,
     BLUE,
     GREEN,
@@ -21,44 +24,56 @@ from topkast.report.style import (
     say_empty,
     styled,
 )
+from topkast.report.groups import Group
 from topkast.reproduce.experiment import Findings
-from topkast.reproduce.outcome import Outcome, mean_backward
+from topkast.reproduce.scales import Recipe
+from topkast.train.config import read_run_config
+from topkast.train.resolve import make_method
+from topkast.train.trained import CONFIG
 
-_COLORS = {"dense": BLACK, "static": GREY, "SET": GREEN, "RigL": RED, "pruning": PURPLE, "Top-KAST": BLUE}
-_MARKERS = {"dense": "*", "static": "x", "SET": "s", "RigL": "D", "pruning": "^", "Top-KAST": "o"}
-_TITLES = {"topkast": "Top-KAST", "rigl": "RigL", "set": "SET"}
+# Colour and marker of a method; one that the paper does not draw has the last.
+_LOOKS = {
+    "dense": (BLACK, "*"),
+    "static": (GREY, "x"),
+    "set": (GREEN, "s"),
+    "rigl": (RED, "D"),
+    "pruning": (PURPLE, "^"),
+    "topkast": (BLUE, "o"),
+}
+_OTHER = (SKY, "v")
+Pairs = Sequence[tuple[Recipe, Group]]
 _BY_SPARSITY = {0.8: BLUE, 0.9: ORANGE, 0.95: GREEN, 0.98: BLUE, 0.99: ORANGE}
 
 
-def _family(found: Outcome) -> str:
-    return _TITLES.get(found.recipe.method, found.recipe.method)
+def _look(recipe: Recipe) -> tuple[str, str]:
+    return _LOOKS.get(recipe.method, _OTHER)
 
 
 def _quality_label(findings: Findings) -> str:
-    run = next(iter(findings.outcomes.values())).first
+    run = next(iter(findings.groups.values())).first
     return f"{run.quality_name} {'↑' if run.higher_is_better else '↓'}"
 
 
-def _point(axes: Any, x: float, found: Outcome, color: str, marker: str, name: str | None) -> None:
+def _point(axes: Any, x: float, found: Group, color: str, marker: str, name: str | None) -> None:
     spread = found.deviation if len(found.qualities) > 1 else 0.0
     axes.errorbar(
         x, found.mean, yerr=spread, color=color, marker=marker, ms=6, capsize=2.5, lw=1.2, ls="", label=name
     )
 
 
-def _families(axes: Any, findings: Findings, x: Callable[[Outcome], float]) -> None:
+def _families(axes: Any, findings: Findings, x: Callable[[Group], float]) -> None:
     """A point for each row, a colour and marker for each method, a line through those of Top-KAST."""
     named: set[str] = set()
-    for found in findings.outcomes.values():
-        family = _family(found)
-        label = None if family in named else family
-        named.add(family)
-        _point(axes, x(found), found, _COLORS[family], _MARKERS[family], label)
+    for recipe, found in findings.pairs():
+        title = METHODS[recipe.method].title
+        _point(axes, x(found), found, *_look(recipe), None if title in named else title)
+        named.add(title)
 
 
-def _line(axes: Any, found: Iterable[Outcome], color: str, marker: str, name: str) -> None:
-    """Outcomes by their backward sparsity, as points with a line through them."""
-    points = sorted(((100 * (one.recipe.backward or 0), one) for one in found), key=lambda point: point[0])
+def _line(axes: Any, found: Pairs, color: str, marker: str, name: str) -> None:
+    """Groups by their backward sparsity, as points with a line through them."""
+    points = [(100 * (recipe.backward or 0), one) for recipe, one in found]
+    points.sort(key=lambda point: point[0])
     for i, (x, one) in enumerate(points):
         _point(axes, x, one, color, marker, name if i == 0 else None)
     axes.plot([x for x, _ in points], [one.mean for _, one in points], color=color, lw=1)
@@ -71,8 +86,8 @@ def _dressed(figure: Any, axes: Any, findings: Findings, what: str) -> Any:
     return figure
 
 
-def _note(axes: Any, x: float, found: Outcome) -> None:
-    text = found.label.removeprefix("Top-KAST ")
+def _note(axes: Any, x: float, found: Group) -> None:
+    text = found.name.removeprefix("Top-KAST ")
     axes.annotate(text, (x, found.mean), xytext=(5, -9), textcoords="offset points", fontsize=7, color=GREY)
 
 
@@ -81,8 +96,8 @@ def flops(findings: Findings) -> Any:
     """Figure 2a: quality against training FLOPs, Top-KAST's points with their sparsities."""
     figure, axes = new_figure(height=3.6)
     _families(axes, findings, lambda found: found.flops)
-    for found in findings.outcomes.values():
-        if found.recipe.method == "topkast":
+    for recipe, found in findings.pairs():
+        if recipe.method == "topkast":
             _note(axes, found.flops, found)
     return _dressed(figure, axes, findings, "FLOPs of training, against a dense run")
 
@@ -91,22 +106,41 @@ def flops(findings: Findings) -> Any:
 def backward(findings: Findings) -> Any:
     """Figure 2b: quality against mean backward sparsity; colours are forward sparsities, markers methods."""
     figure, axes = new_figure(height=3.8)
-    at = {label: 100 * (1 - mean_backward(found)) for label, found in findings.outcomes.items()}
-    for label, found in findings.outcomes.items():
-        color = BLACK if found.recipe.forward is None else _BY_SPARSITY[found.recipe.forward]
-        _point(axes, at[label], found, color, _MARKERS[_family(found)], None)
+    at = {found.name: 100 * (1 - mean_backward(found)) for found in findings.groups.values()}
+    for recipe, found in findings.pairs():
+        color = BLACK if recipe.forward is None else _BY_SPARSITY[recipe.forward]
+        _point(axes, at[found.name], found, color, _look(recipe)[1], None)
     for forward in (0.8, 0.9, 0.95):
         color = _BY_SPARSITY[forward]
-        ours = [(at[n], f.mean) for n, f in findings.outcomes.items() if _is_ours(f, forward)]
+        ours = [(at[found.name], found.mean) for _, found in _ours(findings, forward)]
         axes.plot(*zip(*sorted(ours), strict=True), color=color, lw=1) if ours else None
         axes.plot([], [], color=color, lw=4, label=f"{100 * forward:g} % forward")
-    for family in dict.fromkeys(map(_family, findings.outcomes.values())):
-        axes.plot([], [], color=GREY, marker=_MARKERS[family], ls="", label=family)
+    for method, marker in {r.method: _look(r)[1] for r, _ in findings.pairs()}.items():
+        axes.plot([], [], color=GREY, marker=marker, ls="", label=METHODS[method].title)
     return _dressed(figure, axes, findings, "mean backward sparsity, %")
 
 
-def _is_ours(found: Outcome, forward: float) -> bool:
-    return (found.recipe.method, found.recipe.forward) == ("topkast", forward)
+def _ours(findings: Findings, forward: float) -> Pairs:
+    return [(r, g) for r, g in findings.pairs() if (r.method, r.forward) == ("topkast", forward)]
+
+
+def mean_backward(found: Group) -> float:
+    """Mean density of the weight gradient over the run, over all sparse layers; 1 for dense (Figure 2b)."""
+    run = found.first
+    method = make_method(read_run_config(run.folder / CONFIG))
+    if method is None:
+        return 1.0
+    total = sum(layer.numel for layer in run.layers.values())
+    share = 0.0
+    for layer in run.layers.values():
+        counts = Counts(layer.numel, layer.forward, layer.backward)
+        if method.resizes:  # recorded as it was at the start
+            counts = Counts.from_density(
+                layer.numel, 1 - method.forward_sparsity, 1 - method.backward_sparsity
+            )
+        steps = range(1, run.steps + 1)
+        share += statistics.fmean(method.densities(step, counts)[1] for step in steps) * layer.numel / total
+    return share
 
 
 @styled
@@ -114,13 +148,11 @@ def high_sparsity(findings: Findings) -> Any:
     """Figure 2c: quality against backward sparsity at 98 and 99 %, RigL as a line across."""
     figure, axes = new_figure(height=3.6)
     for forward, color in ((0.98, BLUE), (0.99, ORANGE)):
-        here = [found for found in findings.outcomes.values() if found.recipe.forward == forward]
-        ours = [found for found in here if found.recipe.method == "topkast"]
-        _line(axes, ours, color, "o", f"Top-KAST {100 * forward:g} %")
+        _line(axes, _ours(findings, forward), color, "o", f"Top-KAST {100 * forward:g} %")
         for method, dashes in (("rigl", "--"), ("static", ":")):
-            for found in here:
-                if found.recipe.method == method:
-                    axes.axhline(found.mean, color=color, ls=dashes, lw=1.5, label=found.label + " %")
+            for recipe, found in findings.pairs():
+                if (recipe.method, recipe.forward) == (method, forward):
+                    axes.axhline(found.mean, color=color, ls=dashes, lw=1.5, label=found.name + " %")
     return _dressed(figure, axes, findings, "backward sparsity, %")
 
 
@@ -128,12 +160,10 @@ def high_sparsity(findings: Findings) -> Any:
 def pairs(findings: Findings) -> Any:
     """Figure 3c: quality against backward sparsity, a line for each forward sparsity, dense across."""
     figure, axes = new_figure()
-    ours = [found for found in findings.outcomes.values() if found.recipe.method == "topkast"]
     for forward, color, marker in ((0.8, BLUE, "o"), (0.9, ORANGE, "s"), (0.95, GREEN, "^")):
-        line = [found for found in ours if found.recipe.forward == forward]
-        _line(axes, line, color, marker, f"{100 * forward:g} % forward")
-    if "dense" in findings.outcomes:
-        axes.axhline(findings.outcomes["dense"].mean, color=BLACK, ls="--", label="dense")
+        _line(axes, _ours(findings, forward), color, marker, f"{100 * forward:g} % forward")
+    if "dense" in findings.groups:
+        axes.axhline(findings.groups["dense"].mean, color=BLACK, ls="--", label="dense")
     return _dressed(figure, axes, findings, "backward sparsity, %")
 
 
@@ -143,11 +173,11 @@ def dots(findings: Findings) -> Any:
 
     No bars: they would have to begin at zero, where nothing could be told apart.
     """
-    found = list(findings.outcomes.values())
+    found = findings.pairs()
     figure, axes = new_figure(height=1.0 + 0.36 * max(1, len(found)))
-    for i, one in enumerate(found):
+    for i, (recipe, one) in enumerate(found):
         seeds = list(one.qualities.values())
-        axes.plot([one.mean], [i], "o", ms=8, color=_COLORS.get(_family(one), SKY))
+        axes.plot([one.mean], [i], "o", ms=8, color=_look(recipe)[0])
         axes.plot(seeds, [i] * len(seeds), "o", ms=3, mfc="white", mec="black", mew=0.7, ls="")
         axes.annotate(
             f"{one.mean:.4g}",
@@ -157,7 +187,7 @@ def dots(findings: Findings) -> Any:
             va="center",
             fontsize=8,
         )
-    names = ["\n".join(textwrap.wrap(one.label, 24)) for one in found]
+    names = ["\n".join(textwrap.wrap(one.name, 24)) for _, one in found]
     axes.set_yticks(range(len(found)), labels=names, fontsize=8)
     axes.set_ylim(len(found) - 0.5, -0.5)  # the first at the top
     axes.margins(x=0.16)
@@ -170,7 +200,7 @@ def dots(findings: Findings) -> Any:
 def mask_change(findings: Findings) -> Any:
     """Figure 3a: change of the mask between moments, mean over layers with a band, first seed."""
     figure, axes = new_figure()
-    found = next(iter(findings.outcomes.values()))
+    found = next(iter(findings.groups.values()))
     masks = next(iter(found.results.values()))["masks"]
     draw_band(
         axes,
@@ -189,7 +219,7 @@ def mask_change(findings: Findings) -> Any:
 def reservoir_use(findings: Findings) -> Any:
     """Figure 3b: share of the initial C that has been in A, mean over layers with a band, first seed."""
     figure, axes = new_figure()
-    points = next(iter(findings.outcomes.values())).first.points
+    points = next(iter(findings.groups.values())).first.points
     values = [[100 * layer.activated for layer in point.layers.values()] for point in points]
     draw_band(axes, [point.step for point in points], values, (BLUE, "-"), "used")
     axes.set_ylim(bottom=0)
@@ -225,7 +255,7 @@ def draw(findings: Findings) -> Any | None:
     """The figure of an experiment; None if it has none, an empty one that says so if nothing is run yet."""
     if not findings.experiment.figure:
         return None
-    if not findings.outcomes:
+    if not findings.groups:
         return _empty()
     return FIGURES[findings.experiment.figure](findings)
 
@@ -239,4 +269,4 @@ def _empty() -> Any:
 
 def drawable(all_findings: Iterable[Findings]) -> list[Findings]:
     """Those with something to draw."""
-    return [f for f in all_findings if f.experiment.figure and f.outcomes]
+    return [f for f in all_findings if f.experiment.figure and f.groups]

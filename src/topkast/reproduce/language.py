@@ -6,7 +6,7 @@ import itertools
 
 from topkast.reproduce.claims import Claim, beats
 from topkast.reproduce.experiment import Experiment, Row
-from topkast.reproduce.recipe import Workload, other, topkast
+from topkast.reproduce.scales import Workload, other, topkast
 from topkast.reproduce.vision import sparsities
 
 

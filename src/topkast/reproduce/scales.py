@@ -1,4 +1,4 @@
-"""The scales: what each workload is at the size of a machine, and the configuration of every run."""
+"""Recipes, and what they are at the size of a machine: the configuration of every run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from topkast.core.distribution import nearest
 from topkast.data.datasets import find_dataset
-from topkast.reproduce.recipe import Recipe
-from topkast.train.config import Config
-from topkast.train.preset import preset_values
+from topkast.methods.named import METHODS
+from topkast.train.config import Config, preset_values
 
 Values = Mapping[str, Mapping[str, Any]]
 
@@ -32,7 +31,7 @@ class Scale:
         workloads: What each is: options by section, in order of preference with the data set that they
             need (None if it comes along), so that the tiny scale runs on any machine.
         variants: (workload, name of the variant) → options that differ.
-        updates: How often SET, RigL and pruning choose sets in a run; None is as published.
+        updates: How often methods like SET, RigL and pruning choose sets in a run; None is as published.
     """
 
     name: str
@@ -107,7 +106,7 @@ class Scale:
             return recipe.refresh_steps
         if recipe.refresh is not None:
             return max(2, round(recipe.refresh * steps / PAPER_STEPS))
-        if self.updates is not None and recipe.method in ("set", "rigl", "pruning", "snfs"):
+        if self.updates is not None and METHODS[recipe.method].is_occasional:
             return math.ceil(steps / self.updates)
         return None
 
@@ -164,10 +163,11 @@ def _with(*parts: Values) -> Values:
     }
 
 
-# The one that a scale has anyway is the same run.
-_ENDS: Mapping[tuple[str, str], Values] = {
+# Of every scale. The one of the first two that a scale has anyway is the same run.
+_VARIANTS: Mapping[tuple[str, str], Values] = {
     ("images", "ends-dense"): {"method": {"keep_dense": ["first", "last"]}},
     ("images", "all-sparse"): {"method": {"keep_dense": []}},
+    ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
 }
 _ENWIK8: Values = {"data": {"dataset": "enwik8"}}
 _TINY_BYTES = (("enwik8", _with(_TINY_XL, _ENWIK8)), (None, _TINY_XL))
@@ -183,8 +183,7 @@ TINY = Scale(
         "words": (("wikitext-2", _with(_TINY_XL, _TINY_WORDS)), (None, _TINY_XL)),
     },
     variants={
-        **_ENDS,
-        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        **_VARIANTS,
         ("words", "smaller"): {"model": {"width": 48, "heads": 1, "inner": 144}},
     },
     updates=80,
@@ -211,8 +210,7 @@ SMALL = Scale(
         "words": (("wikitext-2", _with(_SMALL_BYTES[0][1], _SMALL_WORDS)),),
     },
     variants={
-        **_ENDS,
-        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        **_VARIANTS,
         ("words", "smaller"): {"model": {"width": 96, "heads": 2, "inner": 288}},
     },
     updates=64,
@@ -231,8 +229,7 @@ PAPER = Scale(
         "words": (("wikitext-103", preset_values("wikitext103-paper")),),
     },
     variants={
-        **_ENDS,
-        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        **_VARIANTS,
         ("words", "smaller"): {"model": {"depth": 4}},
     },
     updates=None,
@@ -250,3 +247,59 @@ def scale(name: str) -> Scale:
     if name not in SCALES:
         raise ValueError(f"--scale must be one of {nearest(name, SCALES)}, got {name!r}")
     return SCALES[name]
+
+
+Workload = Literal["images", "bytes", "small-bytes", "words", "given"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is trained and how; times are shares of the run, so that every scale can have its own steps.
+
+    Attributes:
+        workload: Which network and data: the paper's ImageNet, enwik8 with the large and with the small
+            Transformer, and WikiText-103 have their counterpart in each scale; "given" is that of
+            a configuration.
+        method: By name.
+        forward: Forward sparsity; None for dense.
+        backward: Backward sparsity of Top-KAST.
+        length: Of the run, in multiples of the usual one.
+        stop: Share of the run after which B∖A is not updated any more (the paper's t).
+        exploration: How B∖A is chosen; None is by magnitude.
+        refresh: N in steps of the paper's 32,000, scaled with the run; None is every step.
+        refresh_steps: N as it is; overrides `refresh`.
+        penalty: λ; None is that of the scale.
+        penalty_power: 2 for θ², 1 for |θ|.
+        variant: Of the network or its training, as the scale describes it, such as "ends-dense".
+        masks: Whether the masks of 5/32 of the run apart are compared.
+    """
+
+    workload: Workload = "given"
+    method: str = "topkast"
+    forward: float | None = None
+    backward: float | None = None
+    length: float = 1.0
+    stop: float | None = None
+    exploration: Literal["random"] | None = None
+    refresh: int | None = None
+    refresh_steps: int | None = None
+    penalty: float | None = None
+    penalty_power: int = 2
+    variant: str = ""
+    masks: bool = False
+
+    def without_exploration(self) -> Recipe:
+        """The same with B = A, if it is Top-KAST: a control, by which claims on exploration must fail."""
+        if self.method != "topkast":
+            return self
+        return dataclasses.replace(self, backward=self.forward, exploration=None)
+
+
+def topkast(workload: Workload, forward: float, backward: float, **more: object) -> Recipe:
+    """Top-KAST at these sparsities."""
+    return Recipe(workload=workload, forward=forward, backward=backward, **more)  # pyright: ignore[reportArgumentType]
+
+
+def other(workload: Workload, method: str, forward: float | None = None, **more: object) -> Recipe:
+    """Another method, with B = A or as it has it."""
+    return Recipe(workload=workload, method=method, forward=forward, **more)  # pyright: ignore[reportArgumentType]

@@ -1,21 +1,24 @@
-"""An experiment as a table: the paper's column, ours, and what ours took; Markdown, CSV, cells."""
+"""An experiment as a table: the paper's column, ours, and what ours took or would take."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections.abc import Sequence
 
-from topkast.report.words import MISSING, count, duration, percent, size
-from topkast.reproduce.experiment import Findings
-from topkast.reproduce.outcome import Outcome
+from topkast.report.groups import Group
+from topkast.reproduce.experiment import Experiment, Findings
+from topkast.reproduce.scales import Recipe, Scale
+from topkast.text import MISSING, count, duration, flops, padded, percent, size
+from topkast.train.dry_run import planned
 
 _TIME = "time"
 
 
 def header(findings: Findings) -> list[str]:
     """Names of the columns."""
-    quality = next((o.first.quality_name for o in findings.outcomes.values()), "quality")
+    quality = next((o.first.quality_name for o in findings.groups.values()), "quality")
     paper = (
         [f"paper: {findings.experiment.published.quantity}"] if findings.experiment.published.values else []
     )
@@ -29,13 +32,13 @@ def rows(findings: Findings) -> list[tuple[str, ...]]:
         (
             row.label,
             *([_plain(printed.get(row.label))] if printed else []),
-            *_ours(findings.outcomes.get(row.label), len(findings.seeds)),
+            *_ours(findings.groups.get(row.label), len(findings.seeds)),
         )
         for row in findings.experiment.rows
     ]
 
 
-def _ours(found: Outcome | None, seeds: int) -> tuple[str, ...]:
+def _ours(found: Group | None, seeds: int) -> tuple[str, ...]:
     if found is None:
         return ("not run", *[MISSING] * 4)
     return (
@@ -47,7 +50,7 @@ def _ours(found: Outcome | None, seeds: int) -> tuple[str, ...]:
     )
 
 
-def _quality(found: Outcome, seeds: int) -> str:
+def _quality(found: Group, seeds: int) -> str:
     n = len(found.qualities)
     text = f"{found.mean:.2f}" if found.unit == "points" or found.mean >= 10 else f"{found.mean:.3f}"
     if n > 1:
@@ -82,7 +85,7 @@ def comma_separated(findings: Findings) -> str:
     writer.writerow(["row", "paper", "seed", "quality", "parameters", "flops", "seconds", "bytes"])
     printed = findings.experiment.published.values
     for row in findings.experiment.rows:
-        found = findings.outcomes.get(row.label)
+        found = findings.groups.get(row.label)
         if found is None:
             writer.writerow([row.label, printed.get(row.label, ""), *[""] * 6])
             continue
@@ -95,3 +98,37 @@ def comma_separated(findings: Findings) -> str:
                 [row.label, printed.get(row.label, ""), seed, quality, found.parameters, spent, seconds, held]
             )
     return out.getvalue()
+
+
+# For a feeling of what FLOPs are: about what one of today's laptops and accelerators does in training.
+_MACHINES = {"a laptop of 100 GFLOP/s": 1e11, "an accelerator of 100 TFLOP/s": 1e14}
+
+
+def dry_run(experiments: Sequence[Experiment], scale: Scale, seeds: int) -> str:
+    """A table of all different runs, and their sum."""
+    recipes: dict[Recipe, str] = {}
+    for experiment in experiments:
+        for row in experiment.rows:
+            recipes.setdefault(row.recipe, f"{experiment.name}: {row.label}")
+    lines = [_planned("run", "steps", "parameters", "of dense", "FLOPs", "of dense", "bytes")]
+    total = 0.0
+    for recipe, label in recipes.items():
+        config = scale.config(recipe, 0, is_forecast=True)
+        found = planned(config)
+        assert config.train.steps is not None
+        spent = found.run.total if found.run is not None else found.step.total * config.train.steps
+        total += spent * seeds
+        share = spent / (found.step.dense_total * config.train.steps)
+        held = found.dense_bytes if recipe.method == "dense" else found.sparse_bytes
+        parameters = found.parameters
+        used, part = count(parameters.used), percent(parameters.fraction)
+        lines.append(
+            _planned(label, f"{config.train.steps:,}", used, part, flops(spent), percent(share), size(held))
+        )
+    times = ", ".join(f"{total / rate / 3600:,.2g} hours on {name}" for name, rate in _MACHINES.items())
+    lines.append(f"{len(recipes)} runs × {seeds} seeds: {flops(total)}; that is {times}")
+    return "\n".join(lines)
+
+
+def _planned(name: str, *cells: str) -> str:
+    return padded((name[:44], *cells), (44, 8, 12, 9, 13, 9, 9), gap=" ")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topkast.reproduce.claims import Claim, Difference, Outcomes, Test, at_equal_flops, beats
+from topkast.methods.named import METHODS
+from topkast.report.groups import Group
+from topkast.reproduce.claims import Claim, Difference, Groups, Test, at_equal_flops, beats
 from topkast.reproduce.experiment import Experiment, Row
-from topkast.reproduce.outcome import Outcome
-from topkast.reproduce.recipe import Workload, other, topkast
+from topkast.reproduce.scales import Workload, other, topkast
 
 W: Workload = "images"
 # What counts as comparable: points of accuracy.
@@ -26,8 +27,7 @@ def row(forward: float, backward: float, suffix: str = "", **more: object) -> Ro
 
 def rivals(forward: float, methods: Sequence[str] = ("static", "set", "rigl", "pruning")) -> list[Row]:
     """Rows of other methods at one sparsity."""
-    titles = {"static": "static", "set": "SET", "rigl": "RigL", "pruning": "pruning"}
-    return [Row(f"{titles[name]} {100 * forward:g}", other(W, name, forward)) for name in methods]
+    return [Row(f"{METHODS[name].title} {100 * forward:g}", other(W, name, forward)) for name in methods]
 
 
 _DENSE = Row("dense", other(W, "dense"))
@@ -184,33 +184,33 @@ TABLE_1 = Experiment(
 _MASKED = Row("Top-KAST 80/50", topkast(W, 0.8, 0.5, masks=True))
 
 
-def mask_series(found: Outcome, seed: int) -> list[float]:
+def mask_series(found: Group, seed: int) -> list[float]:
     """Mean over layers of the share of units that change from one comparison of masks to the next."""
     return [sum(m["layers"].values()) / len(m["layers"]) for m in found.results[seed]["masks"]]
 
 
-def _settles(outcomes: Outcomes) -> list[Difference]:
-    found = outcomes[_MASKED.label]
+def _settles(groups: Groups) -> list[Difference]:
+    found = groups[_MASKED.label]
     series = [mask_series(found, seed) for seed in found.results]
     values = tuple(100 * (s[0] - s[-1]) for s in series if len(s) > 1)
     return [Difference("change of the mask, first comparison less last", values, unit="points")]
 
 
-def activated(found: Outcome, seed: int, at: int = -1) -> float:
+def activated(found: Group, seed: int, at: int = -1) -> float:
     """Share of the initial C that has been in A by a record of the run: mean over layers, per cent."""
     layers = found.runs[seed].points[at].layers.values()
     shares = [layer.activated for layer in layers if layer.activated == layer.activated]
     return 100 * sum(shares) / max(1, len(shares))
 
 
-def _stays_small(outcomes: Outcomes) -> list[Difference]:
-    found = outcomes[_MASKED.label]
+def _stays_small(groups: Groups) -> list[Difference]:
+    found = groups[_MASKED.label]
     values = tuple(10.0 - activated(found, seed) for seed in found.runs)
     return [Difference("10 % less the share of C ever used", values, unit="points")]
 
 
-def _comes_early(outcomes: Outcomes) -> list[Difference]:
-    found = outcomes[_MASKED.label]
+def _comes_early(groups: Groups) -> list[Difference]:
+    found = groups[_MASKED.label]
     values = []
     for seed, run in found.runs.items():
         half = next(i for i, point in enumerate(run.points) if 2 * point.step >= run.steps)

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from topkast.kernels.machine import keep_freed_memory
-from topkast.reproduce.cache import Place
+from topkast.reproduce.farm import Measured
 from topkast.store.checkpoint import found, step_of
 from topkast.train import job, trained
 from topkast.train.config import read_config
 from topkast.train.display import Quiet
-from topkast.train.folder import MARKER
+from topkast.train.resolve import make_task
 from topkast.train.session import Stopped
-from topkast.train.tasks import make_task
 
 
 def work(folder: Path, *, keeps: bool = False) -> int:
@@ -32,10 +31,11 @@ def work(folder: Path, *, keeps: bool = False) -> int:
     Returns:
         0, or what the shell expects after a signal.
     """
-    place = Place(folder, read_config(folder / "config.toml"))
+    place = Measured.at(folder)
+    config = read_config(place.told)
     try:
-        is_begun = (place.run / MARKER).is_file()
-        outcome = job.resume(place.run, Quiet()) if is_begun else job.start(place.config, place.run, Quiet())
+        is_begun = place.is_begun
+        outcome = job.resume(place.run, Quiet()) if is_begun else job.start(config, place.run, Quiet())
         if not outcome.is_finished:
             return outcome.exit_code
         place.keep(measure(place.run))

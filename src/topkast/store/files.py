@@ -268,3 +268,14 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def check_target(path: Path, option: str) -> Path:
+    """Raises OSError if a file cannot be there: better before the work than after it."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{option} takes a file, {path} is a folder")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(
+            f"{option}: the folder {path.absolute().parent} does not exist; create it first"
+        )
+    return path

@@ -1,20 +1,22 @@
-"""Showing a run while it goes: a live bar in a terminal, plain lines elsewhere, or nothing."""
+"""Showing a run while it goes: a live bar in a terminal, plain lines elsewhere, nothing; TensorBoard."""
 
 from __future__ import annotations
 
-import math
+import re
 import sys
 import time
-from typing import Protocol, TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from topkast.kernels.machine import peak_memory
-from topkast.store.run import Progress, Start
+from topkast.store.run import Event, Progress, Start
+from topkast.text import COUNTS, scaled
 
 _SHORTEST_BAR = 6
 
 
-class Display(Protocol):
-    """Told of everything that happens; shows what it likes."""
+class Display:
+    """Told of everything that happens; shows what it likes, and this one nothing at all."""
 
     def begin(self, name: str, start: Start, step: int) -> None:
         """A run begins, or goes on from a step."""
@@ -32,33 +34,14 @@ class Display(Protocol):
         """The run is over, in whatever way."""
 
 
-class Quiet:
+class Quiet(Display):
     """Shows nothing but notes, on standard error."""
-
-    def begin(self, name: str, start: Start, step: int) -> None:
-        pass
-
-    def step(self, step: int, loss: float) -> None:
-        pass
-
-    def progress(self, event: Progress) -> None:
-        pass
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def finish(self) -> None:
-        pass
 
-
-class Silent(Quiet):
-    """Shows nothing at all: on a rank whose first one speaks."""
-
-    def note(self, text: str) -> None:
-        pass
-
-
-class Lines(Quiet):
+class Lines(Display):
     """One line per evaluation, for files and pipes."""
 
     def __init__(self, out: TextIO | None = None) -> None:
@@ -184,10 +167,65 @@ def _percent(share: float | None) -> str:
 
 
 def _short(number: float) -> str:
-    if number < 1000 or not math.isfinite(number):
-        return f"{number:.0f}"
-    for unit in ("k", "M", "G"):
-        number /= 1000
-        if number < 1000:
-            return f"{number:.3g}{unit}"
-    return f"{number:.3g}T"
+    return f"{number:.0f}" if number < 1000 else scaled(number, COUNTS, digits=3, gap="")
+
+
+FOLDER = "tensorboard"
+
+
+def summary_writer() -> Any:
+    """The writer of torch.
+
+    Raises:
+        ImportError: The package tensorboard is missing.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            "--tensorboard needs tensorboard, which is not installed: pip install 'topkast[tensorboard]'"
+        ) from error
+    return SummaryWriter
+
+
+class TensorBoard:
+    """Writes what a run records as scalars: ``train/…``, ``eval/…`` and ``topkast/LAYER/…``.
+
+    Args:
+        run: The run's folder; the files go into a folder of it.
+        step: Where the run is; what an interrupted one wrote beyond it is left out by TensorBoard.
+        quality_name: "bits per byte" has the tag ``eval/bits_per_byte``.
+
+    Raises:
+        ImportError: The package tensorboard is missing.
+    """
+
+    def __init__(self, run: Path, step: int, quality_name: str) -> None:
+        self._writer = summary_writer()(str(run / FOLDER), purge_step=step + 1 if step else None)
+        self._quality = "eval/" + re.sub(r"\W+", "_", quality_name).strip("_")
+
+    def write(self, event: Event) -> None:
+        """One event of the record."""
+        if not isinstance(event, Progress):
+            return
+        step = event.step
+        for tag, value in self._scalars(event).items():
+            if value is not None:
+                self._writer.add_scalar(tag, value, step)
+        self._writer.flush()
+
+    def _scalars(self, event: Progress) -> dict[str, float | None]:
+        scalars: dict[str, float | None] = {
+            "train/loss": event.loss,
+            "train/lr": event.lr,
+            "train/seconds": event.seconds,
+            "train/flops": event.flops,
+            self._quality: event.quality,
+        }
+        for name, layer in event.layers.items():
+            for key, value in vars(layer).items():  # NaN is the mean of nothing
+                scalars[f"topkast/{name}/{key}"] = None if value != value else value
+        return scalars
+
+    def close(self) -> None:
+        self._writer.close()

@@ -15,21 +15,17 @@ from topkast.core.ranks import Ranks
 from topkast.cost.forecast import why_alone
 from topkast.data.batches import Share
 from topkast.methods.base import Method
-from topkast.methods.topkast import TopKAST
+from topkast.methods.named import METHODS, OPTIONS, title_of
 from topkast.train import trained
 from topkast.train.config import Config, read_run_config
-from topkast.train.display import Display
-from topkast.train.environment import differences, environment
-from topkast.train.folder import RunFolder
-from topkast.train.interrupt import Interrupt
-from topkast.train.resolve import make_method, resolve
+from topkast.train.display import Display, summary_writer
+from topkast.train.folder import RunFolder, differences, environment
+from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.session import Session
 from topkast.train.task import Task
-from topkast.train.tasks import make_task
-from topkast.train.tensorboard import summary_writer
 from topkast.train.trained import CONFIG
 from topkast.train.trainer import Trainer
-from topkast.train.workers import FailedElsewhere
+from topkast.train.workers import FailedElsewhere, Interrupt
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,7 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
             return Outcome(path, False, interrupt.exit_code)
         session.end()
         for name in _references(config):
-            if name in session.tally.references:
+            if name in session.standing.references:
                 continue
             trainer = _build(_reference(config, name), session.trainer.task, session.trainer.ranks)
             beside = Session(trainer, _name(trainer), display)
@@ -157,7 +153,7 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
                 return Outcome(path, False, interrupt.exit_code)
             if session.folder is not None:
                 session.record(beside.as_reference())
-            session.tally.references.append(name)
+            session.standing.references.append(name)
             session.save()
     return Outcome(path, True, 0)
 
@@ -169,30 +165,14 @@ def _references(config: Config) -> list[str]:
 
 def _reference(config: Config, name: str) -> Config:
     """The same run, dense or with a fixed random mask."""
-    method = dataclasses.replace(
-        config.method,
-        method=name,
-        forward_sparsity=config.method.forward_sparsity if name == "static" else None,
-        backward_sparsity=None,
-        refresh_every=None,
-        begin=None,
-        t_end=None,
-        exploration=None,
-    )
+    takes = METHODS[name].takes
+    options = {option: getattr(config.method, option) if option in takes else None for option in OPTIONS}
+    method = dataclasses.replace(config.method, method=name, **options)
     return dataclasses.replace(config, method=method)
 
 
 def _name(trainer: Trainer) -> str:
     """For people: the method and its sparsities."""
-    method = trainer.method
-    if method is None:
-        return "dense"
-    titles = {"TopKAST": "Top-KAST", "Static": "fixed random mask", "Pruning": "pruning", "DeepR": "DEEP R"}
-    name = titles.get(type(method).__name__, type(method).__name__)
-    pair = [method.forward_sparsity, method.backward_sparsity]
-    if not isinstance(method, TopKAST):  # B = A, or sparsities that are learned
-        pair = sorted({*pair} - {0.0}, reverse=True)
-    words = [name, *(["/".join(f"{100 * s:g}" for s in pair) + " %"] if pair else [])]
-    if isinstance(method, TopKAST) and method.exploration == "random":
-        words.append("(random)")
-    return " ".join(words)
+    if trainer.method is None:
+        return METHODS["dense"].title
+    return title_of(trainer.config.method.method, trainer.method)

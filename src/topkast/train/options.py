@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ class Rule:
 
     kind: type
     help: str
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     least: float | None = None
     most: float | None = None
     many: bool = False

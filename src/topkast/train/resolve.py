@@ -1,18 +1,29 @@
-"""From options to the things they name: the method, the optimizer, its schedule."""
+"""From options to the things they name: the task, the method, the network, the optimizer, its schedule."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from topkast.convert import Handle, sparsify
+from topkast.core.distribution import nearest
+from topkast.core.initial import Normal
+from topkast.data.datasets import DATA_SETS
 from topkast.methods.base import Method
-from topkast.methods.named import Choice, named_method
-from topkast.train.config import Config
+from topkast.methods.named import METHODS, OPTIONS, Choice, named_method
+from topkast.models.network import Network
+from topkast.models.transformer_xl import INITIAL_STD, initialise
+from topkast.train.config import Config, ModelOptions, section_of
+from topkast.train.image_tasks import PHOTO_MODELS, ImageTask, PhotoTask
+from topkast.train.options import rules, set_values
 from topkast.train.task import Task
+from topkast.train.text_tasks import RecurrentTask, TextTask
 
 
 def resolve(config: Config, task: Task) -> Config:
@@ -46,19 +57,10 @@ def make_method(config: Config) -> Method | None:
     options = config.method
     if options.method == "dense":
         return None
-    every = options.refresh_every
-    if options.method == "topkast" and every is None:
-        every = 1  # the runs are short; see docs/method.md on choosing N
-    choice = Choice(
-        options.forward_sparsity,
-        options.backward_sparsity,
-        every,
-        options.begin,
-        options.t_end,
-        config.train.steps,
-        options.exploration,
-    )
-    method = named_method(options.method, choice)
+    chosen = {name: getattr(options, name) for name in OPTIONS}
+    if chosen["refresh_every"] is None:
+        chosen["refresh_every"] = METHODS[options.method].every
+    method = named_method(options.method, Choice(**chosen, steps=config.train.steps))
     assert config.train.steps is not None
     method.check_run(config.train.steps)
     return method
@@ -108,3 +110,95 @@ def dense_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     rest = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+_MODELS = {"text": ("decoder", "transformer-xl"), "images": ("mlp", "resnet20", "resnet18", "resnet50")}
+
+
+def make_task(config: Config, *, is_unread: bool = False) -> Task:
+    """The task, with its data read; a published set may stay unread for a forecast.
+
+    Raises:
+        ValueError: An option that this task does not have, or data that cannot be used.
+        OSError: Data that cannot be read.
+    """
+    kind = _kind(config)
+    fields = {f.name for f in dataclasses.fields(kind)}
+    options = {**dict(set_values(config.model)), **_shared(config)}
+    if kind in (TextTask, RecurrentTask):
+        options.pop("model", None)
+    for name in options:
+        if name not in fields:
+            takes = [option for option in rules(ModelOptions) if option in fields]
+            what = config.model.model or config.data.task
+            raise ValueError(
+                f"{section_of(name)}.{name} is not taken by {what}; "
+                f"of the network it takes {nearest(name, takes)}"
+            )
+    data = None if config.data.data is None else Path(config.data.data)
+    if is_unread and config.data.dataset is not None:
+        options["is_unread"] = True
+    return kind(data=data, limit=config.data.limit, **options)  # pyright: ignore[reportCallIssue]
+
+
+def _kind(config: Config) -> type[TextTask | RecurrentTask | ImageTask | PhotoTask]:
+    """Which task the options are about."""
+    task, model, dataset = config.data.task, config.model.model, config.data.dataset
+    known = [name for name, data_set in DATA_SETS.items() if data_set.task == task]
+    if dataset is not None and dataset not in known:
+        raise ValueError(f"data.dataset must be one of {', '.join(known)} for {task}, got {dataset!r}")
+    models = PHOTO_MODELS if dataset == "imagenet" else _MODELS[task]
+    if model is not None and model not in models:
+        raise ValueError(
+            f"model.model must be one of {', '.join(models)} for {dataset or task}, got {model!r}"
+        )
+    if model == "decoder" and dataset is not None:
+        raise ValueError(
+            f"a decoder learns from a file or folder (--data); {dataset} is for a transformer-xl"
+        )
+    if task == "text":
+        return RecurrentTask if model == "transformer-xl" or dataset is not None else TextTask
+    return PhotoTask if dataset == "imagenet" else ImageTask
+
+
+def _shared(config: Config) -> dict[str, Any]:
+    """Options outside of [model] that tasks take, as far as they were chosen."""
+    train = config.train
+    chosen = {
+        "dataset": config.data.dataset,
+        "test_limit": config.data.test_limit,
+        "batch": train.batch,
+        "augment": train.augment,
+        "label_smoothing": train.label_smoothing,
+    }
+    shared = {name: value for name, value in chosen.items() if value is not None}
+    return shared if _kind(config) is TextTask else {**shared, "seed": train.seed}
+
+
+def build(config: Config, network: Network, method: Method | None) -> tuple[nn.Module, Handle | None]:
+    """The network and the handle to its sparse weights; None for a dense one.
+
+    What is random comes from torch's global generator, which has to be seeded before.
+    """
+    options = config.method
+    is_implicit = method is not None and options.reservoir == "implicit"
+    with torch.device("meta" if is_implicit else "cpu"):
+        model = network.build()
+    if method is None:
+        return model, None
+    start: dict[str, Any] = {}
+    if is_implicit and network.name == "transformer-xl":  # whose initialisation is not that of its layers
+        start = {"init": Normal(INITIAL_STD), "initialise": initialise}
+    sparse = sparsify(
+        model,
+        method,
+        **start,
+        skip=list(options.skip) or None,
+        keep_dense=options.keep_dense,
+        distribution=options.distribution,
+        budget="model" if options.budget == "model" else "layers",
+        reservoir="implicit" if is_implicit else "stored",
+        engine=options.engine,
+        seed=config.train.seed,
+    )
+    return model, sparse

@@ -17,12 +17,11 @@ from topkast.store.record import as_json
 from topkast.store.run import Bytes, End, Event, Progress, Reference
 from topkast.text import short
 from topkast.train import events
-from topkast.train.display import Display
+from topkast.train.display import Display, TensorBoard
+from topkast.train.events import Spending
 from topkast.train.folder import RunFolder
-from topkast.train.interrupt import Interrupt
-from topkast.train.spending import Spending
-from topkast.train.tensorboard import TensorBoard
 from topkast.train.trainer import NotFinite, Trainer
+from topkast.train.workers import Interrupt
 
 
 class Stopped(RuntimeError):
@@ -30,7 +29,7 @@ class Stopped(RuntimeError):
 
 
 @dataclass
-class Tally:
+class Standing:
     """What a run has used and seen so far; part of its checkpoints.
 
     Attributes:
@@ -52,7 +51,7 @@ class Tally:
     references: list[str] = field(default_factory=list)
 
     @classmethod
-    def checked(cls, kept: dict[str, Any]) -> Tally:
+    def checked(cls, kept: dict[str, Any]) -> Standing:
         """What a checkpoint has kept.
 
         Raises:
@@ -75,7 +74,7 @@ def _is_list(value: Any, kinds: tuple[type, ...]) -> bool:
     return type(value) is list and all(type(item) in kinds for item in value)
 
 
-# Of a `Tally` in a checkpoint: what each must be.
+# Of a `Standing` in a checkpoint: what each must be.
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("seconds", "flops", "flops_per_step"), ("a finite number, at least 0", _is_amount)),
     "losses": ("a list of numbers", lambda value: _is_list(value, (float,))),
@@ -105,7 +104,7 @@ class Session:
         self.trainer, self.name, self.display, self.folder = trainer, name, display, folder
         self._ranks = trainer.ranks
         flops = events.count_flops(trainer)
-        self.tally = Tally(flops_per_step=float(flops.total))
+        self.standing = Standing(flops_per_step=float(flops.total))
         self._spending = Spending(trainer, flops)
         self.curve: list[Progress] = []
         self._start = events.start(trainer, name)
@@ -118,11 +117,11 @@ class Session:
         if self.folder is None:
             self.trainer.task.state_dict()  # of which every rank has a part
             return None
-        kept = {**asdict(self.tally), "metrics": self.folder.metrics.sync()}
+        kept = {**asdict(self.standing), "metrics": self.folder.metrics.sync()}
         state = snapshot.take(
             self.trainer.step, self.trainer.parts(), generators={"batches": self.trainer.batches}, kept=kept
         )
-        quality = self.tally.quality
+        quality = self.standing.quality
         score = quality if quality is None or self.trainer.task.higher_is_better else -quality
         keep = Retention(last=self.trainer.config.run.keep)
         return checkpoint.write(self.folder.path, state, score=score, retention=keep)
@@ -142,7 +141,7 @@ class Session:
                 found.snapshot, self.trainer.parts(), generators={"batches": self.trainer.batches}
             )
             length = kept.pop("metrics", None)
-            self.tally = Tally.checked(kept)
+            self.standing = Standing.checked(kept)
             if type(length) is not int:
                 raise ValueError(f"`metrics` must be a whole number, got {short(length)}")
             self._cut(length)
@@ -203,12 +202,12 @@ class Session:
         self.save()
         if self.folder is None:
             return
-        if not is_hurried and self.tally.losses:
+        if not is_hurried and self.standing.losses:
             self._evaluate()
         self.record(self._last_line(why, None if is_hurried else events.held(self.trainer)))
 
     def _last_line(self, stopped: str | None, bytes_held: Bytes | None) -> End:
-        per_step = self.tally.seconds / max(1, self.trainer.step)
+        per_step = self.standing.seconds / max(1, self.trainer.step)
         return events.end(self.trainer, seconds_per_step=per_step, bytes_held=bytes_held, stopped=stopped)
 
     def _step(self) -> None:
@@ -219,45 +218,45 @@ class Session:
         except NotFinite as error:
             self.record(self._last_line(str(error), None))
             raise Stopped(f"{error}; the step was not taken. {self._way_out()}") from error
-        self.tally.seconds += time.perf_counter() - started
-        self.tally.flops += self._spending.of(self.trainer.step, self.tally.flops_per_step)
-        self.tally.losses.append(loss)
+        self.standing.seconds += time.perf_counter() - started
+        self.standing.flops += self._spending.of(self.trainer.step, self.standing.flops_per_step)
+        self.standing.losses.append(loss)
         step = self.trainer.step
         self.display.step(step, loss)
         if step % (config.run.evaluate_every or 1) == 0 or step == config.train.steps:
             self._evaluate()
 
     def _evaluate(self) -> None:
-        tally = self.tally
+        standing = self.standing
         if self._ranks is not None and not self._ranks.is_first:
-            tally.losses = []
+            standing.losses = []
             return
-        tally.quality = self.trainer.quality()
-        loss = sum(tally.losses) / len(tally.losses)
-        tally.losses = []
+        standing.quality = self.trainer.quality()
+        loss = sum(standing.losses) / len(standing.losses)
+        standing.losses = []
         event = events.progress(
-            self.trainer, loss=loss, quality=tally.quality, seconds=tally.seconds, flops=tally.flops
+            self.trainer, loss=loss, quality=standing.quality, seconds=standing.seconds, flops=standing.flops
         )
         self.curve.append(event)
         self.record(event)
         self.display.progress(event)
         if not self._spending.is_scheduled:
-            tally.flops_per_step = float(events.count_flops(self.trainer).total)
+            standing.flops_per_step = float(events.count_flops(self.trainer).total)
 
     def end(self) -> None:
         """Writes the last line of the record."""
         event = self._last_line(None, events.held(self.trainer))
-        if not self.tally.has_ended:
+        if not self.standing.has_ended:
             self.record(event)
-            self.tally.has_ended = True
+            self.standing.has_ended = True
             self.save()
 
     def as_reference(self) -> Reference:
         """What another run says of this one."""
         return Reference(
             name=self.name,
-            quality=math.nan if self.tally.quality is None else self.tally.quality,
-            seconds_per_step=self.tally.seconds / max(1, self.trainer.step),
+            quality=math.nan if self.standing.quality is None else self.standing.quality,
+            seconds_per_step=self.standing.seconds / max(1, self.trainer.step),
             bytes=events.held(self.trainer).sparse,
             parameters=events.num_parameters(self.trainer)["used"],
             points=tuple(self.curve),

@@ -17,10 +17,9 @@ from topkast.store import snapshot
 from topkast.store.checkpoint import found, latest, read, step_of
 from topkast.store.manifest import CheckpointError, check_files
 from topkast.store.snapshot import Snapshot
-from topkast.train.build import build
 from topkast.train.config import Config, read_run_config
 from topkast.train.folder import check_marker
-from topkast.train.resolve import make_method
+from topkast.train.resolve import build, make_method
 from topkast.train.task import Task
 
 CONFIG = "config.toml"

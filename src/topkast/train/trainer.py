@@ -15,9 +15,8 @@ from topkast.core.local import keep_local
 from topkast.core.ranks import Ranks
 from topkast.data.batches import generator
 from topkast.methods.base import Method
-from topkast.train.build import build
 from topkast.train.config import Config
-from topkast.train.resolve import dense_groups, make_optimizer, make_schedule
+from topkast.train.resolve import build, dense_groups, make_optimizer, make_schedule
 from topkast.train.task import Task
 
 

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
-from topkast.bench.layers import Case, Measurement, measure
-from topkast.bench.ratios import PAIRS, Pair, ideal, show_pair
+from topkast.bench.contenders import Case, Measurement, measure
+from topkast.bench.ratios import PAIRS, Pair, Say, Table, ideal, show_pair, sparsities
 from topkast.bench.report import Report
-from topkast.bench.table import Say, Table, times
+from topkast.text import times
 
 # Inputs, outputs, kernel, stride, height and width of the input.
 RESNET50 = (
@@ -61,8 +61,7 @@ def run(settings: Settings, say: Say) -> Report:
         say(table.line("ideal", [times(ideal(pair)) for pair in settings.pairs]))
         report.overall += [
             {
-                "forward_sparsity": pair[0],
-                "backward_sparsity": pair[1],
+                **sparsities(pair),
                 "contender": engine,
                 "ratio": dense / sparse,
                 "ideal": ideal(pair),

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from topkast.bench.contenders import WrongResult, compare
-from topkast.bench.onnx import Session, missing
-from topkast.bench.ratios import PAIRS, Pair, show_pair
+from topkast.bench.ratios import PAIRS, Pair, Say, Table, show_pair, sparsities
 from topkast.bench.report import Report
-from topkast.bench.table import Say, Table, times
 from topkast.bench.timing import Timing, time_in_turns
 from topkast.convert import densify, sparsify
+from topkast.convert.onnx import check_onnx, to_onnx
 from topkast.kernels import native
 from topkast.methods import TopKAST
+from topkast.text import times
 
 ROWS = (1, 64)
 # Long enough for OpenMP's threads to stop spinning; onnxruntime has threads of its own.
@@ -50,7 +50,7 @@ class Settings:
 
 def run(settings: Settings, say: Say) -> Report:
     report = Report("inference", asdict(settings))
-    reason = missing()
+    reason = missing_onnx()
     if reason is not None:
         report.left_out["onnxruntime"] = reason
     say("forward pass without gradients: how many times faster than dense torch (below 1: slower)")
@@ -97,7 +97,7 @@ def _measure(settings: Settings, rows: int, pair: Pair, left_out: dict[str, str]
             continue
         field[engine] = _ours(base, pair, engine, x)
     alpha = _alpha(base, pair)
-    if missing() is None:
+    if missing_onnx() is None:
         field["onnxruntime"] = Session(alpha, x).run
     with torch.inference_mode():
         expected = alpha.double()(x.double())
@@ -131,12 +131,9 @@ def _records(name: str, rows: int, pair: Pair, timings: dict[str, Timing]) -> li
         {
             "case": name,
             "tokens": rows,
-            "forward_sparsity": pair[0],
-            "backward_sparsity": pair[1],
+            **sparsities(pair),
             "contender": contender,
-            "seconds": timing.median,
-            "seconds_low": timing.low,
-            "seconds_high": timing.high,
+            **timing.as_record(),
             "ratio": timings["dense"].ratio_to(timing),
             "ideal": 1 / (1 - pair[0]),
         }
@@ -150,3 +147,38 @@ def _cells(pair: Pair, timings: dict[str, Timing]) -> list[str]:
     if "native" in timings and "onnxruntime" in timings:
         cells[_COLUMNS[-1]] = times(timings["onnxruntime"].ratio_to(timings["native"]))
     return [cells.get(column, "-") for column in _COLUMNS]
+
+
+def missing_onnx() -> str | None:
+    """Why onnxruntime cannot take part, or None if it can."""
+    try:
+        check_onnx()
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        return f"{error}; pip install 'topkast[onnx]' installs all of it"
+    return None
+
+
+class Session:
+    """A network in onnxruntime, with as many threads as torch has.
+
+    Args:
+        model: In plain torch.
+        x: Its input; `run` computes on it.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        # Its threads would spin for tens of milliseconds after a run, on the cores of whoever is timed next
+        # (23 ms in place of 1.2 for ours); without spinning onnxruntime itself loses at most 5 %.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        content = to_onnx(model, x)
+        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self._given = {"input": x.numpy()}
+
+    def run(self) -> Tensor:
+        (y,) = self._session.run(None, self._given)
+        return torch.from_numpy(y)

@@ -7,11 +7,11 @@ from statistics import geometric_mean
 
 from torch import nn
 
-from topkast.bench.layers import Case, Measurement, measure
+from topkast.bench.contenders import Case, Measurement, measure
 from topkast.bench.peers import PEERS, Peer, find_peers
-from topkast.bench.ratios import PAIRS, Pair, break_even, ideal, show_pair
+from topkast.bench.ratios import PAIRS, Pair, Say, Table, break_even, ideal, show_pair, sparsities
 from topkast.bench.report import Report
-from topkast.bench.table import Say, Table, times
+from topkast.text import times
 
 SHAPES = ((1024, 1024), (1024, 4096), (4096, 1024))
 # Sparsities, forward and backward alike, between which the break-even is looked for.
@@ -91,8 +91,7 @@ def _cells(report: Report, case: str, pair: Pair, ratios: dict[str, float], tabl
         report.versus_peers.append(
             {
                 "case": case,
-                "forward_sparsity": pair[0],
-                "backward_sparsity": pair[1],
+                **sparsities(pair),
                 "contender": "native",
                 "fastest_peer": fastest,
                 "ratio": versus,
@@ -114,8 +113,7 @@ def _overall(
         ratios = {name: geometric_mean(result.ratio(name) for result in results) for name in everywhere}
         report.overall += [
             {
-                "forward_sparsity": pair[0],
-                "backward_sparsity": pair[1],
+                **sparsities(pair),
                 "contender": name,
                 "ratio": ratio,
                 "ideal": ideal(pair),

@@ -9,13 +9,11 @@ import torch
 from torch import nn
 
 from topkast.bench import contenders
+from topkast.bench.apart import measure_peak, measure_scale, why_not
 from topkast.bench.contenders import Work
-from topkast.bench.peak import measure_peak, why_not
-from topkast.bench.ratios import PAIRS, Pair, show_pair
+from topkast.bench.ratios import PAIRS, Pair, Say, Table, show_pair, sparsities
 from topkast.bench.report import Report
-from topkast.bench.scale import measure_scale
 from topkast.bench.suites.linear import SHAPES
-from topkast.bench.table import Say, Table
 from topkast.convert import sparsify
 from topkast.cost.memory import dense_bytes, sparse_bytes
 from topkast.methods import TopKAST
@@ -128,8 +126,7 @@ def _sparse(inputs: int, outputs: int, tokens: int, pair: Pair, *, has_peak: boo
     return {
         "inputs": inputs,
         "outputs": outputs,
-        "forward_sparsity": pair[0],
-        "backward_sparsity": pair[1],
+        **sparsities(pair),
         "contender": "implicit",
         "engine": sparse.weight.describe_engine(),
         "bytes": sparse_bytes(sparse.weight, optimizer),

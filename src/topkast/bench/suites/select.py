@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from topkast.bench.contenders import WrongResult
+from topkast.bench.ratios import Say, Table
 from topkast.bench.report import Report
-from topkast.bench.table import Say, Table, times
 from topkast.bench.timing import time_in_turns
 from topkast.core.select import top_k, top_k_portable
+from topkast.text import times
 
 SIZES = (100_000, 2_400_000, 10_000_000)
 SHARES = (0.01, 0.1, 0.5)
@@ -64,9 +65,7 @@ def run(settings: Settings, say: Say) -> Report:
                     "numel": numel,
                     "k": k,
                     "contender": name,
-                    "seconds": timing.median,
-                    "seconds_low": timing.low,
-                    "seconds_high": timing.high,
+                    **timing.as_record(),
                     "ratio": base.ratio_to(timing),
                 }
                 for name, timing in timings.items()

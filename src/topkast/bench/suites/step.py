@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topkast.bench.contenders import WrongResult, compare
-from topkast.bench.layers import Case, measure
+from topkast.bench.contenders import Case, WrongResult, compare, measure
 from topkast.bench.profile import PARTS, profile_step
-from topkast.bench.ratios import Pair, ideal, show_pair
+from topkast.bench.ratios import Pair, Say, Table, ideal, show_pair, sparsities
 from topkast.bench.report import Report
-from topkast.bench.subjects import HEAD, WINDOW, Subject, decoder, residual, transformer_xl
-from topkast.bench.table import Say, Table, times
 from topkast.bench.timing import Timing, time_in_turns
 from topkast.convert import Handle, densify, sparsify
 from topkast.core.select import top_k_portable
 from topkast.methods import TopKAST
+from topkast.models import Decoder, TransformerXL, resnet50
+from topkast.text import times
 
 STEP_PAIRS: tuple[Pair, ...] = ((0.9, 0.8), (0.95, 0.9))
 MODELS = ("decoder", "transformer-xl", "resnet50")
@@ -112,12 +114,9 @@ def run(settings: Settings, say: Say) -> Report:
         report.rows += [
             {
                 "case": name,
-                "forward_sparsity": pair[0],
-                "backward_sparsity": pair[1],
+                **sparsities(pair),
                 "contender": contender,
-                "seconds": timing.median,
-                "seconds_low": timing.low,
-                "seconds_high": timing.high,
+                **timing.as_record(),
                 "ratio": dense.ratio_to(timing),
                 "ideal": ideal(pair),
                 "refresh_share": shares[contender],
@@ -229,3 +228,94 @@ def _small_layer(settings: Settings, report: Report, say: Say) -> None:
     report.rows += result.rows()
     chosen = result.engines["auto"]
     say(f"\n{case.name}, 90/80 %, forward + backward, {chosen}: {times(result.ratio('auto'))}")
+
+
+NUM_SYMBOLS = 256
+WINDOW = 128
+HEAD = 64
+_SEGMENT = 512
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network in training.
+
+    Attributes:
+        name: For tables.
+        model: Makes it, dense.
+        loss: On one batch, always the same.
+        optimizer: As the paper's experiments have it.
+        keep_dense: Layers that stay dense, as for `topkast.sparsify`.
+        is_sensitive: Whether float32 is too coarse for gradients to be compared element by element: at its
+            start ResNet-50 turns rounding into differences of a tenth, dense and sparse alike, and queries
+            of attention get gradients that are small differences of large numbers. Then they are compared in
+            float64.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    loss: Callable[[Any], Tensor]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    keep_dense: tuple[str, ...] = ()
+    is_sensitive: bool = False
+
+
+def _adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-4)
+
+
+def decoder(width: int, depth: int, tokens: int) -> Subject:
+    """A GPT-style decoder on windows of 128 symbols."""
+    window = min(WINDOW, tokens)
+    symbols = torch.randint(NUM_SYMBOLS, (tokens // window, window + 1))
+
+    def loss(model: nn.Module) -> Tensor:
+        logits = model(symbols[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
+
+    return Subject(
+        f"decoder, width {width}, depth {depth}, {tokens} tokens",
+        lambda: Decoder(NUM_SYMBOLS, width, depth, max(1, width // HEAD), window),
+        loss,
+        _adam,
+    )
+
+
+def transformer_xl(width: int, depth: int, tokens: int) -> Subject:
+    """A Transformer-XL with d_ff = 4·width on segments of 512 symbols, with as many remembered."""
+    segment = min(_SEGMENT, tokens)
+    symbols = torch.randint(NUM_SYMBOLS, (tokens // segment, segment + 1))
+    memory = torch.randn(depth, tokens // segment, segment, width)
+
+    def loss(model: TransformerXL) -> Tensor:
+        dtype = next(model.parameters()).dtype
+        return model.loss(symbols[:, :-1], symbols[:, 1:], memory.to(dtype))[0]
+
+    heads = max(1, width // HEAD)
+    return Subject(
+        f"Transformer-XL, width {width}, depth {depth}, {tokens} tokens and as many remembered",
+        lambda: TransformerXL(
+            NUM_SYMBOLS, depth=depth, d_model=width, num_heads=heads, d_ff=4 * width, memory_length=segment
+        ),
+        loss,
+        _adam,
+        is_sensitive=True,
+    )
+
+
+def residual(batch: int, side: int) -> Subject:
+    """ResNet-50 on random images, with the paper's first and last layer dense."""
+    images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
+
+    def loss(model: nn.Module) -> Tensor:
+        dtype = next(model.parameters()).dtype
+        return F.cross_entropy(model(images.to(dtype)), labels)
+
+    return Subject(
+        f"ResNet-50, {batch} images of {side} px",
+        resnet50,
+        loss,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+        ("first", "last"),
+        is_sensitive=True,
+    )

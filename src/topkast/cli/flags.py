@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from topkast.models.presets import PRESETS
-from topkast.train.config import SECTIONS, Config, read_config
+from topkast.train.config import SECTIONS, Config, preset_values, read_config
 from topkast.train.options import Rule, rules
-from topkast.train.preset import preset_values
 
 _TITLES = {"data": "data", "model": "network", "method": "sparsity", "train": "training", "run": "the run"}
 
@@ -60,6 +59,20 @@ def configuration(options: argparse.Namespace) -> Config:
     if options.config is not None:
         config = read_config(options.config, config)
     return config.with_values(given(options))
+
+
+def check_resumed(options: argparse.Namespace, what: str, *others: object) -> None:
+    """Raises ValueError if there is more beside --resume."""
+    if given(options) or options.config or options.preset or options.out or any(others):
+        raise ValueError(f"--resume takes everything from the {what}: give no other option with it")
+
+
+def free_folder(stem: str) -> Path:
+    """The next number in ``runs/``."""
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path
 
 
 def given(options: argparse.Namespace) -> dict[str, dict[str, Any]]:

@@ -11,9 +11,8 @@ from topkast.cost.forecast import Forecast, forecast
 from topkast.methods.named import Choice, named_method
 from topkast.text import FLOPS, scaled
 from topkast.train.config import Config
-from topkast.train.resolve import make_method, resolve
+from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.task import Task
-from topkast.train.tasks import make_task
 from topkast.train.trainer import Trainer
 
 # FLOPs of a step, and bytes, up to which a few steps are tried.
@@ -21,7 +20,7 @@ _SMALL_STEP, _SMALL_MODEL = 2e12, 2e9
 _TRIED = 3
 
 
-def forecast_run(config: Config) -> str:
+def dry_run(config: Config) -> str:
     """Parameters, FLOPs and bytes from shapes alone; the time of a step by a few that are thrown away.
 
     A published data set need not be there; then, and for large networks, no step is tried.

@@ -1,4 +1,4 @@
-"""Language modelling by segments that continue one another, by a Transformer-XL that remembers."""
+"""Language modelling: texts by name, windows for a decoder, segments for a Transformer-XL."""
 
 from __future__ import annotations
 
@@ -9,13 +9,85 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from topkast.data.enwik8 import SIZE, read_enwik8
+from topkast.data.plain_text import check_length, read_text, stdlib_text
 from topkast.data.segments import Segments, evaluation_segments
+from topkast.data.wikitext import EDITIONS, read_wikitext
 from topkast.models.network import Network
 from topkast.models.transformer_xl import TransformerXL
-from topkast.train import texts
 from topkast.train.task import Task
+
+
+@dataclass
+class TextTask(Task):
+    """Byte-level language modelling, by default on the standard library's own sources."""
+
+    data: Path | None = None
+    limit: int | None = None
+    width: int = 256
+    depth: int = 2
+    heads: int = 4
+    window: int = 128
+    batch: int = 16
+
+    quality_name = "bits per byte"
+    higher_is_better = False
+    unit = "bytes"
+    steps = 400
+    lr = 2e-3
+    held_out_windows = 128
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"--heads must divide --width ({self.width}), got {self.heads}")
+        if self.data is None:
+            self.train, self.held_out = stdlib_text() if self.limit is None else stdlib_text(self.limit)
+            where = "the standard library's sources"
+        else:
+            self.train, self.held_out = read_text(self.data, self.limit)
+            where = str(self.data)
+        check_length([("training", self.train), ("held-out", self.held_out)], self.window, where)
+        self.units_per_step = self.batch * self.window
+        self.title = (
+            f"bytes of {where}: {len(self.train):,} for training, {len(self.held_out):,} others held out"
+        )
+
+    def sizes(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("width", "depth", "heads", "window", "batch")}
+
+    def network(self) -> Network:
+        sizes = {"width": self.width, "depth": self.depth, "num_heads": self.heads, "window": self.window}
+        return Network("decoder", {"num_symbols": 256, **sizes})
+
+    def inputs(self) -> dict[str, Any]:
+        return {"symbols": "bytes", "window": self.window}
+
+    def example(self) -> Tensor:
+        return torch.zeros(self.batch, self.window, dtype=torch.int64)
+
+    def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
+        starts = torch.randint(len(self.train) - self.window, (self.batch,), generator=generator)
+        return self._loss(model, self.train, starts[self.share.of(self.batch)])
+
+    @torch.no_grad()
+    def quality(self, model: nn.Module, *, whole: bool = False) -> float:
+        last = len(self.held_out) - self.window - 1
+        if whole:  # windows one after another; what is left at the end is less than one
+            starts = torch.arange(0, last + 1, self.window)
+        else:
+            starts = torch.linspace(0, last, self.held_out_windows).long()
+        parts = starts.split(self.batch)
+        losses = [self._loss(model, self.held_out, part).double() * len(part) for part in parts]
+        return float(torch.stack(losses).sum()) / len(starts) / math.log(2)
+
+    def _loss(self, model: nn.Module, text: Tensor, starts: Tensor) -> Tensor:
+        windows = text[starts[:, None] + torch.arange(self.window + 1)].long()
+        logits = model(windows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
 
 VOCABULARY = "vocabulary.txt"
 
@@ -54,9 +126,9 @@ class RecurrentTask(Task):
 
     def __post_init__(self) -> None:
         if self.is_unread and self.dataset is not None:
-            self.text = texts.unread(self.dataset)
+            self.text = unread_text(self.dataset)
         else:
-            self.text = texts.read(self.dataset, self.data, self.limit)
+            self.text = named_text(self.dataset, self.data, self.limit)
             self.segments = Segments(self.text.train, self.batch, self.window, self.seed)
         is_bytes = self.text.words is None
         self.quality_name = "bits per byte" if is_bytes else "perplexity"
@@ -164,3 +236,62 @@ class RecurrentTask(Task):
         if whole is not None and self.ranks is not None:
             whole = whole[:, self.share.of(self.batch)].contiguous()
         self._remembered = whole
+
+
+NUM_WORDS = {name: edition.num_words for name, edition in EDITIONS.items()}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text.
+
+    Attributes:
+        where: For people.
+        train: 1-D, of integers.
+        valid: Held out, looked at in training.
+        test: Held out, looked at in the end. The same as `valid` where there is no third part.
+        num_symbols: How many there are.
+        words: What the numbers mean; None for bytes.
+    """
+
+    where: str
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    num_symbols: int = 256
+    words: tuple[str, ...] | None = None
+
+
+def unread_text(dataset: str) -> Text:
+    """What is known of a published text without having it, for a forecast."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    if dataset == "enwik8":
+        return Text(f"{dataset}, which is not here", nothing, nothing, nothing)
+    return Text(f"{dataset}, which is not here", nothing, nothing, nothing, NUM_WORDS[dataset], ())
+
+
+def named_text(dataset: str | None, path: Path | None, limit: int | None) -> Text:
+    """A data set by name, or a file, a folder, or what comes with Python.
+
+    Args:
+        dataset: A text of `topkast.data.datasets`, or None for whatever is at `path`.
+        path: Where it is; for a data set, None looks where `topkast.data.datasets` says.
+        limit: Bytes, or words, of training text to use.
+
+    Raises:
+        ValueError: The text is damaged or not what it should be.
+        FileNotFoundError: It is not there; the message says where to get it.
+    """
+    if dataset == "enwik8":
+        # The first `limit` bytes are nine tenths of a prefix that is split like the whole.
+        enwik8 = read_enwik8(path, limit=None if limit is None else min(SIZE, -(-limit * 10 // 9)))
+        return Text("enwik8", enwik8.train, enwik8.valid, enwik8.test)
+    if dataset is not None:
+        words = read_wikitext(dataset, path)  # pyright: ignore[reportArgumentType]
+        names = tuple(words.vocabulary.words)
+        return Text(dataset, words.train[:limit], words.valid, words.test, words.num_symbols, names)
+    if path is None:
+        train, held_out = stdlib_text() if limit is None else stdlib_text(limit)
+        return Text("the standard library's sources", train, held_out, held_out)
+    train, held_out = read_text(path, limit)
+    return Text(str(path), train, held_out, held_out)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from topkast.cli.main import main
-from topkast.train import contest
+from topkast.reproduce import contest
+from topkast.reproduce.contest import contender
+from topkast.reproduce.scales import Recipe
 from topkast.train.config import Config
-from topkast.train.contest import Contender
 from topkast.train.session import Stopped
 
 SMALL = ["--width=16", "--depth=1", "--heads=2", "--window=8", "--threads=1", "--batch=2", "--engine=masked"]
@@ -27,10 +28,10 @@ def images() -> Config:
 
 
 def test_contenders_are_named_as_on_the_command_line() -> None:
-    assert Contender.parse("dense") == Contender("dense")
-    assert Contender.parse("rigl:0.9") == Contender("rigl", 0.9)
-    assert Contender.parse("topkast:0.95/0.9") == Contender("topkast", 0.95, 0.9)
-    assert Contender.parse("topkast:0.95/0.9").name(3) == "topkast-0.95-0.9-seed3"
+    assert contender("dense").recipe == Recipe(method="dense")
+    assert contender("rigl:0.9").recipe == Recipe(method="rigl", forward=0.9)
+    assert contender("topkast:0.95/0.9").recipe == Recipe(method="topkast", forward=0.95, backward=0.9)
+    assert contender("topkast:0.95/0.9").label == "topkast-0.95-0.9"
 
 
 @pytest.mark.parametrize(
@@ -38,11 +39,11 @@ def test_contenders_are_named_as_on_the_command_line() -> None:
 )
 def test_contenders_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="must be"):
-        Contender.parse(text)
+        contender(text)
 
 
 def test_all_runs_are_checked_before_any_is_made() -> None:
-    both = [Contender("dense"), Contender("static", 0.9)]
+    both = ["dense", "static:0.9"]
     assert list(contest.plan(images(), both, [0, 1])) == [
         "dense-seed0", "static-0.9-seed0", "dense-seed1", "static-0.9-seed1",
     ]  # fmt: skip
@@ -51,18 +52,18 @@ def test_all_runs_are_checked_before_any_is_made() -> None:
         (both, [1, 1], "once only"),
         (both[:1], [0], "at least two runs, got 1"),
         (
-            [both[0], Contender("static", 1.5)],
+            [both[0], "static:1.5"],
             [0],
             r"static-1.5-seed0: `forward_sparsity` must be in \[0, 1\)",
         ),
-        ([both[0], Contender("static", 0.9, 0.8)], [0], "static-0.9-0.8-seed0: "),
+        ([both[0], "static:0.9/0.8"], [0], "static-0.9-0.8-seed0: "),
     ]:
         with pytest.raises(ValueError, match=message):
             contest.plan(images(), contenders, seeds)
 
 
 def test_folders_that_are_not_free_or_not_ours(tmp_path: Path) -> None:
-    configs = contest.plan(images(), [Contender("dense"), Contender("static", 0.9)], [0])
+    configs = contest.plan(images(), ["dense", "static:0.9"], [0])
     contest.create(tmp_path / "a", configs)
     assert contest.names(tmp_path / "a") == list(configs)
     with pytest.raises(FileExistsError, match="holds a comparison already: go on with --resume"):
@@ -83,7 +84,7 @@ def test_folders_that_are_not_free_or_not_ours(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    configs = contest.plan(images(), [Contender("dense"), Contender("static", 0.9)], [0])
+    configs = contest.plan(images(), ["dense", "static:0.9"], [0])
     contest.create(tmp_path / "a", configs)
     (tmp_path / "a" / "configs" / "dense-seed0.toml").write_text("[train]\nsteps = -1\n")
     with pytest.raises(

@@ -1,0 +1,194 @@
+"""What is written of experiments: tables, figures and a page of all; `docs/results.md` of all scales."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from topkast.kernels.machine import cpu_model
+from topkast.report.drawings import Drawing, save
+from topkast.report.page import render
+from topkast.reproduce import figures, tables
+from topkast.reproduce.claims import FAILS, FAILS_ONCE, HOLDS, HOLDS_ONCE, NOISE, OPEN, Verdict
+from topkast.reproduce.experiment import Findings
+from topkast.store.files import replace
+from topkast.text import duration, listed
+
+# Verdicts in order, of one claim and of several.
+_WORDS = {
+    HOLDS: ("holds", "hold"),
+    FAILS: ("does not hold", "do not hold"),
+    NOISE: ("is within noise", "are within noise"),
+    HOLDS_ONCE: ("holds for one seed", "hold for one seed"),
+    FAILS_ONCE: ("does not hold for one seed", "do not hold for one seed"),
+    OPEN: ("could not be judged", "could not be judged"),
+}
+
+
+def write_pages(all_findings: Sequence[Findings], folder: Path, command: str) -> Path:
+    """Writes ``NAME.md``, ``NAME.csv`` and the figure of each experiment, and ``index.html`` of all.
+
+    Args:
+        all_findings: In the paper's order, at one scale.
+        folder: Where to; it is made if it is not there.
+        command: What makes the page again.
+
+    Returns:
+        The page.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        OSError: A file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    drawings = {f.experiment.name: drawing(f) for f in figures.drawable(all_findings)}
+    save(drawings.values(), folder)
+    for findings in all_findings:
+        name = findings.experiment.name
+        replace(folder / f"{name}.md", tables.markdown(findings).encode())
+        replace(folder / f"{name}.csv", tables.comma_separated(findings).encode())
+    scale = all_findings[0].scale
+    content = {
+        "title": f"The Top-KAST paper, reproduced at scale “{scale.name}”",
+        "sentence": verdict_counts(all_findings),
+        "about": f"{scale.about[0].upper()}{scale.about[1:]}.",
+        "verdict_header": ["claim", "in the paper", "verdict", "numbers"],
+        "verdicts": [_cells(v) for f in all_findings for v in f.verdicts],
+        "experiments": [_content(f, drawings.get(f.experiment.name)) for f in all_findings],
+        "commands": command,
+        "source": folder,
+        "figures": folder,
+    }
+    return render("reproduce.html", content, folder / "index.html")
+
+
+def drawing(findings: Findings) -> Drawing:
+    """The figure of an experiment, with its caption."""
+    experiment = findings.experiment
+    spread = "" if len(findings.seeds) == 1 else f" Spread and dots are {len(findings.seeds)} seeds."
+    return Drawing(
+        experiment.name, experiment.title, f"Like {experiment.place}.{spread}", figures.draw(findings)
+    )
+
+
+def verdict_counts(all_findings: Sequence[Findings]) -> str:
+    """How many claims hold, in a sentence."""
+    counts = Counter(v.verdict for f in all_findings for v in f.verdicts)
+    parts = [
+        f"{counts[kind]} {one if counts[kind] == 1 else many}"
+        for kind, (one, many) in _WORDS.items()
+        if counts[kind]
+    ]
+    return f"Of {sum(counts.values())} claims {listed(parts)}." if parts else "There is no claim here."
+
+
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    return (verdict.claim.words, verdict.claim.place, verdict.verdict, verdict.numbers)
+
+
+def _content(findings: Findings, picture: Drawing | None) -> dict[str, Any]:
+    experiment = findings.experiment
+    return {
+        "title": f"{experiment.place}: {experiment.title}",
+        "about": experiment.about,
+        "drawings": [] if picture is None else [picture],
+        "header": tables.header(findings),
+        "rows": tables.rows(findings),
+        "verdicts": [_cells(v) for v in findings.verdicts],
+        "note": "" if findings.is_whole else "Not all of its runs are finished.",
+    }
+
+
+_HEAD = """# Results
+
+The tables and figures of the Top-KAST paper, ours beside theirs, as `topkast reproduce` writes them: this is
+its output, not edited by hand. Ours are at the scale of a small machine: other networks, other data, far
+shorter runs. What can be compared is the order of methods, not the numbers.
+
+A claim *holds* or *does not hold* if that is so beyond the noise of the seeds (one-sided 95 %, seeds compared
+in pairs), else it is *within noise*. *For one seed* says how that one came out, and nothing of noise. What
+counts as comparable is said with it.
+
+With each table is the time that its runs have trained, in all and without evaluation. Runs of one row may
+have shared the machine with others than those of the next, so times of rows are only in the table that is
+about them.
+"""
+
+# Whose rows were run to be compared by time.
+_ABOUT_TIME = "time-and-bytes"
+
+
+def write_document(by_scale: Mapping[str, Sequence[Findings]], out: Path) -> Path:
+    """Writes the page, and its figures into a folder of its name beside it.
+
+    Args:
+        by_scale: Scale → findings; shown are those that have at least one seed of every row.
+        out: The page.
+
+    Raises:
+        ValueError: There is no result at all.
+    """
+    if not any(_is_there(f) for findings in by_scale.values() for f in findings):
+        raise ValueError("there is no finished table to write about: run `topkast reproduce all` first")
+    folder = out.parent / out.stem
+    parts = [_HEAD]
+    for name, findings in by_scale.items():
+        shown = [f for f in findings if _is_there(f)]
+        if shown:
+            parts.append(_scale(name, shown, folder))
+    replace(out, "\n".join(parts).encode())
+    return out
+
+
+def _is_there(findings: Findings) -> bool:
+    """Whether every row has a result: a table that merely shares some with another says nothing."""
+    return all(row.label in findings.groups for row in findings.experiment.rows)
+
+
+def _scale(name: str, shown: Sequence[Findings], folder: Path) -> str:
+    pictures = {f.experiment.name: drawing(f) for f in figures.drawable(shown)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures.values():
+        replace(folder / f"{name}-{picture.name}.svg", picture.svg)
+    lines = [
+        f"## Scale “{name}”",
+        "",
+        f"{shown[0].scale.about[0].upper()}{shown[0].scale.about[1:]}.",
+        f"Machine: {cpu_model() or platform.machine()}. {verdict_counts(shown)}",
+        "",
+        "| claim | verdict | numbers |",
+        "|---|---|---|",
+    ]
+    for findings in shown:
+        for verdict in findings.verdicts:
+            cells = (f"{verdict.claim.words} ({verdict.claim.place})", verdict.verdict, verdict.numbers)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    for findings in shown:
+        lines += ["", *_section(findings, name, folder, findings.experiment.name in pictures)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(findings: Findings, scale: str, folder: Path, has_picture: bool) -> list[str]:
+    experiment = findings.experiment
+    runs = [run for found in findings.groups.values() for run in found.runs.values()]
+    spent = duration(sum(run.seconds_per_step * run.last.step for run in runs))
+    seeds = {seed for found in findings.groups.values() for seed in found.runs}
+    note = "" if findings.is_whole else " Not all of its runs are finished."
+    lines = [
+        f"### {experiment.place}: {experiment.title}",
+        "",
+        f"`topkast reproduce {experiment.name} --scale {scale} --seeds {len(findings.seeds)}`; "
+        f"{counted(len(runs), 'run')} with {counted(len(seeds), 'seed')}, "
+        f"{spent} of training. {experiment.about}{note}",
+        "",
+    ]
+    if has_picture:
+        lines += [f"![{experiment.title}]({folder.name}/{scale}-{experiment.name}.svg)", ""]
+    return [*lines, tables.markdown(findings, has_times=experiment.name == _ABOUT_TIME).rstrip()]
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
