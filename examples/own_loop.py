@@ -36,7 +36,7 @@ def train(method: topkast.Method, steps: int = 400) -> float:
 
 
 def main() -> None:
-    learned = train(topkast.TopKAST(0.98, 0.95, refresh_every=10))
+    learned = train(topkast.TopKAST(0.98, 0.95))
     fixed = train(topkast.Static(0.98))
     print(f"Top-KAST, 2 % of the hidden weights: {learned:.1%} of held-out digits")
     print(f"a fixed random mask of the same size: {fixed:.1%}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import topkast
 
-TOPKAST = topkast.TopKAST(0.8, 0.5, refresh_every=2)
+TOPKAST = topkast.TopKAST(0.8, 0.5, refresh_every=2, exchange_every=2)
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ def test_topkast_beats_a_fixed_random_mask_by_a_point(data_folder: Path) -> None
     assert len(data[0]) == 60_000
     results: dict[str, list[float]] = {"Top-KAST": [], "static": []}
     for seed in range(3):
-        method = topkast.TopKAST(0.98, 0.95, refresh_every=10)
+        method = topkast.TopKAST(0.98, 0.95, refresh_every=10, exchange_every=10)
         results["Top-KAST"].append(accuracy_after_training(method, seed, data))
         results["static"].append(accuracy_after_training(topkast.Static(0.98), seed, data))
     means = {name: sum(r) / 3 for name, r in results.items()}
@@ -74,7 +74,7 @@ def test_topkast_beats_a_fixed_random_mask_by_a_point(data_folder: Path) -> None
 def test_an_implicit_reservoir_is_as_good_as_a_stored_one(data_folder: Path) -> None:
     """Over 3 seeds the means differ by no more than three standard errors of their difference."""
     data = load(data_folder)
-    method = topkast.TopKAST(0.98, 0.95, refresh_every=10)
+    method = topkast.TopKAST(0.98, 0.95, refresh_every=10, exchange_every=10)
     results = {
         kind: torch.tensor([accuracy_after_training(method, seed, data, reservoir=kind) for seed in range(3)])
         for kind in ("stored", "implicit")
@@ -91,5 +91,5 @@ def test_sparse_training_beats_a_classifier_without_training(data_folder: Path) 
     means = torch.stack([x[y == label].flatten(1).mean(0) for label in range(10)])
     nearest = torch.cdist(x_test.flatten(1), means).argmin(1)
     bar = 100 * float((nearest == y_test).float().mean())
-    method = topkast.TopKAST(0.98, 0.95, refresh_every=10)
+    method = topkast.TopKAST(0.98, 0.95, refresh_every=10, exchange_every=10)
     assert accuracy_after_training(method, 0, (x, y, x_test, y_test), epochs=3) > bar

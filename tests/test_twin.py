@@ -15,7 +15,7 @@ import topkast
 import twin
 
 TOLERANCE = 1e-10
-STEPS = 300
+STEPS = 200
 
 
 class MLP(nn.Module):
@@ -110,17 +110,21 @@ def run_both(
     model_name: str,
     optimizer_name: str,
     engine: str,
-    refresh_every: int,
+    clocks: tuple[int, int],
     explore_until: int | None = None,
     steps: int = STEPS,
-) -> tuple[topkast.Handle, set[int]]:
+    backward: float = 0.5,
+) -> tuple[topkast.Handle, set[int], twin.Twin]:
     model_type, inputs, sparse_names = MODELS[model_name]
     model = model_type().double()
     make, twin_optimizer = OPTIMIZERS[optimizer_name]
     dense = twin.Twin(
-        copy.deepcopy(model), sparse_names, 0.8, 0.5, refresh_every, twin_optimizer, 1e-3, explore_until
+        copy.deepcopy(model), sparse_names, 0.8, backward, *clocks, twin_optimizer, 1e-3, explore_until
     )
-    method = topkast.TopKAST(0.8, 0.5, refresh_every=refresh_every, explore_until=explore_until)
+    refresh, exchange = clocks
+    method = topkast.TopKAST(
+        0.8, backward, refresh_every=refresh, exchange_every=exchange, explore_until=explore_until
+    )
     sparse = topkast.sparsify(model, method, engine=engine)
     optimizer = sparse.attach(make(model.parameters()))
     data = batches(inputs)
@@ -137,21 +141,35 @@ def run_both(
         if step % 25 == 0 or step == steps - 1:
             assert_equal(sparse, optimizer, dense)
         sets_seen.add(hash(tuple(tuple(w.indices.tolist()) for w in sparse.weights.values())))
-    return sparse, sets_seen
+    return sparse, sets_seen, dense
 
 
-@pytest.mark.parametrize("refresh_every", [1, 7, 100])
+@pytest.mark.parametrize("clocks", [(1, 1), (1, 7), (1, 100), (5, 20), (100, 100)], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_training_equals_the_dense_twin(model: str, optimizer: str, refresh_every: int, engine: str) -> None:
-    _, sets_seen = run_both(model, optimizer, engine, refresh_every)
+def test_training_equals_the_dense_twin(
+    model: str, optimizer: str, clocks: tuple[int, int], engine: str
+) -> None:
+    _, sets_seen, _ = run_both(model, optimizer, engine, clocks)
     # The comparison means something only if B really moved.
     assert len(sets_seen) > 1
 
 
+@pytest.mark.parametrize("optimizer", ["sgd-nesterov", "adam"])
+@pytest.mark.parametrize("model", MODELS)
+def test_exchanges_that_come_early_equal_the_dense_twin(model: str, optimizer: str, engine: str) -> None:
+    """B is hardly larger than A, so that the least of A soon falls to the largest of C."""
+    sparse, _, dense = run_both(model, optimizer, engine, (1, 100), steps=150, backward=0.78)
+    early = [stats.early_exchanges for stats in sparse.stats().values()]
+    assert sum(early) == dense.num_early > 10
+
+
+@pytest.mark.parametrize("clocks", [(7, 7), (1, 20)], ids=str)
 @pytest.mark.parametrize("explore_until", [0, 50, 53])
 @pytest.mark.parametrize("optimizer", ["sgd-nesterov", "adamw"])
-def test_ending_exploration_equals_the_dense_twin(optimizer: str, explore_until: int, engine: str) -> None:
-    sparse, _ = run_both("mlp", optimizer, engine, 7, explore_until, steps=150)
+def test_ending_exploration_equals_the_dense_twin(
+    optimizer: str, explore_until: int, clocks: tuple[int, int], engine: str
+) -> None:
+    sparse, *_ = run_both("mlp", optimizer, engine, clocks, explore_until, steps=150)
     for stats in sparse.stats().values():
         assert stats.backward == stats.forward

@@ -88,11 +88,16 @@ def top_k(theta: Tensor, k: int) -> Tensor:
 
 @dataclass
 class Entry:
-    """One dense parameter with its sets. Biases have A = B = everything and no penalty."""
+    """One dense parameter with its sets. Biases have A = B = everything and no penalty.
+
+    `pool` is TopK(θ, D+M) at the last exchange, within which A is chosen; `b` is what is updated: the pool,
+    or A once exploration is over.
+    """
 
     theta: Tensor
     a: Tensor
     b: Tensor
+    pool: Tensor
     num_a: int = 0
     num_b: int = 0
     state: State = field(default_factory=dict)
@@ -112,19 +117,20 @@ class Twin:
         forward_sparsity: float,
         backward_sparsity: float,
         refresh_every: int,
+        exchange_every: int,
         optimizer: Optimizer,
         strength: float,
         explore_until: int | None = None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self.refresh_every, self.strength, self.explore_until = refresh_every, strength, explore_until
-        self.step_count = 0
+        self.refresh_every, self.exchange_every = refresh_every, exchange_every
+        self.strength, self.explore_until = strength, explore_until
+        self.step_count = self.num_early = 0
         self.entries: dict[str, Entry] = {}
         for name, parameter in model.named_parameters():
             theta = parameter.detach().clone()
-            entry = Entry(
-                theta, torch.ones_like(theta, dtype=torch.bool), torch.ones_like(theta, dtype=torch.bool)
-            )
+            everything = torch.ones_like(theta, dtype=torch.bool)
+            entry = Entry(theta, everything, everything, everything)
             entry.state = {k: torch.full_like(theta, v) for k, v in optimizer.initial.items()}
             if name in sparse:
                 entry.num_a = max(1, round((1 - forward_sparsity) * theta.numel()))
@@ -132,18 +138,41 @@ class Twin:
             self.entries[name] = entry
         self._choose_sets()
 
+    def _sparse(self) -> list[Entry]:
+        return [entry for entry in self.entries.values() if entry.num_a]
+
     def _choose_sets(self) -> None:
-        """A = TopK(θ, D), B = TopK(θ, D+M), or A once exploration is over; who is not in B forgets."""
+        """After step t: an exchange every N_B steps, else a refresh every N_A."""
+        for entry in self._sparse():
+            if self.step_count % self.exchange_every == 0:
+                self._exchange(entry)
+            elif self.step_count % self.refresh_every == 0:
+                self._refresh(entry)
+
+    def _exchange(self, entry: Entry) -> None:
+        """A = TopK(θ, D), pool = TopK(θ, D+M)."""
+        entry.pool = top_k(entry.theta, entry.num_b)
+        self._take(entry, top_k(entry.theta, entry.num_a))
+
+    def _refresh(self, entry: Entry) -> None:
+        """A = the largest of the pool; if one of C is as large as the least of A, an exchange instead."""
+        size = entry.theta.abs()
+        a = top_k(torch.where(entry.pool, size, -1.0) + 1.0, entry.num_a)
+        if not entry.pool.all() and size[a].min() <= size[~entry.pool].max():
+            self.num_early += 1
+            self._exchange(entry)
+        else:
+            self._take(entry, a)
+
+    def _take(self, entry: Entry, a: Tensor) -> None:
+        """What is updated is the pool, or A once exploration is over; who is not in it forgets."""
         over = self.explore_until is not None and self.step_count >= self.explore_until
-        for entry in self.entries.values():
-            if entry.num_a:
-                old_b = entry.b
-                entry.a = top_k(entry.theta, entry.num_a)
-                entry.b = entry.a if over else top_k(entry.theta, entry.num_b)
-                keep = old_b & entry.b
-                for name, initial in self.optimizer.initial.items():
-                    fresh = torch.full_like(entry.theta, initial)
-                    entry.state[name] = torch.where(keep, entry.state[name], fresh)
+        old_b = entry.b
+        entry.a, entry.b = a, a if over else entry.pool
+        keep = old_b & entry.b
+        for name, initial in self.optimizer.initial.items():
+            fresh = torch.full_like(entry.theta, initial)
+            entry.state[name] = torch.where(keep, entry.state[name], fresh)
 
     def step(self, loss_of: Callable[[Callable[..., Tensor]], Tensor]) -> float:
         if self.explore_until is not None and self.step_count == self.explore_until:
@@ -162,6 +191,5 @@ class Twin:
             updated = self.optimizer.rule(entry.theta, gradient, entry.state, self.step_count)
             entry.theta = torch.where(entry.b, updated, entry.theta)
             entry.state = {n: torch.where(entry.b, s, old[n]) for n, s in entry.state.items()}
-        if self.step_count % self.refresh_every == 0:
-            self._choose_sets()
+        self._choose_sets()
         return float(loss.detach())

@@ -62,14 +62,18 @@ def test_peers_need_equal_sparsities() -> None:
         linear.Settings(pairs=((0.8, 0.8), (0.9, 0.8)), has_peers=True)
 
 
+CONTENDERS = ["dense", "never", "(1, 1)", "(1, 100)", "(100, 100)"]
+
+
 def test_the_step_suite_shows_what_a_refresh_costs() -> None:
     settings = step.Settings(width=32, depth=1, tokens=16, pairs=((0.9, 0.8),), repeats=1)
     report = step.run(settings, quiet)
     rows = {row["contender"]: row for row in report.rows if row["case"].startswith("decoder")}
-    assert list(rows) == ["dense", "no refresh", "every step", "every 100"]
-    plain, every = rows["no refresh"]["seconds"], rows["every step"]["seconds"]
-    assert rows["every 100"]["seconds"] == pytest.approx(plain + (every - plain) / 100)
-    assert rows["every step"]["refresh_share"] == pytest.approx(1 - plain / every)
+    assert list(rows) == CONTENDERS
+    never, both = rows["never"]["seconds"], rows["(1, 1)"]["seconds"]
+    assert rows["(100, 100)"]["seconds"] == pytest.approx(never + (both - never) / 100)
+    assert rows["(1, 1)"]["refresh_share"] == pytest.approx(1 - never / both)
+    assert rows["(1, 100)"]["refresh_share"] == pytest.approx(1 - never / rows["(1, 100)"]["seconds"])
     assert rows["dense"]["refresh_share"] is None
     assert report.rows[-1]["case"] == "Linear 256 → 256, 64 tokens"
 
@@ -83,7 +87,7 @@ def test_the_step_suite_shows_what_a_refresh_costs() -> None:
 )  # fmt: skip
 def test_the_step_suite_times_the_papers_networks(settings: step.Settings, start: str) -> None:
     rows = [row for row in step.run(settings, quiet).rows if row["case"].startswith(start)]
-    assert [row["contender"] for row in rows] == ["dense", "no refresh", "every step", "every 100"]
+    assert [row["contender"] for row in rows] == CONTENDERS
 
 
 def trainer() -> step.Trainer:
@@ -118,15 +122,15 @@ def test_a_wrong_gradient_in_a_model_is_found(wrong_engine: Callable[[], None]) 
 
 def test_sets_that_are_not_the_largest_are_found() -> None:
     subject = trainer()
-    step.check_sets(subject)
+    step.check_sets(subject, ("A", "B"))
     assert subject.handle is not None
     weight = subject.handle.weights["head"]
     with torch.no_grad():
         weight.values.mul_(-1)
-        step.check_sets(subject)  # by magnitude nothing has changed
+        step.check_sets(subject, ("A", "B"))  # by magnitude nothing has changed
         weight.values[0] = 0.0
     with pytest.raises(WrongResult, match="of layer head is not the"):
-        step.check_sets(subject)
+        step.check_sets(subject, ("A", "B"))
 
 
 def test_a_selection_that_gives_ties_to_the_larger_position_is_found() -> None:

@@ -12,7 +12,9 @@ import topkast
 
 def setup(refresh_every: int = 2, **options: Any) -> tuple[nn.Sequential, topkast.Handle]:
     model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
-    return model, topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=refresh_every), **options)
+    return model, topkast.sparsify(
+        model, topkast.TopKAST(0.8, 0.5, refresh_every=refresh_every, exchange_every=refresh_every), **options
+    )
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:

@@ -103,7 +103,7 @@ def test_steps_that_a_grad_scaler_skips_do_not_count(fused: bool) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_skipped_step_leaves_frozen_weights_alone(fused: bool) -> None:
     model = nn.Sequential(nn.Linear(8, 12))
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, explore_until=0))
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=100, explore_until=0))
     optimizer = sparse.attach(torch.optim.Adam(model.parameters(), lr=0.1, fused=fused))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for factor in (1.0, float("inf"), 1.0):

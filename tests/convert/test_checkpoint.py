@@ -28,10 +28,14 @@ class Net(nn.Module):
 
 
 METHODS: dict[str, Callable[[], topkast.Method]] = {
-    "magnitude": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3),
-    "random": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exploration="random"),
-    "stopping": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, explore_until=9),
-    "stopped": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, explore_until=4),
+    "magnitude": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3),
+    "two clocks": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=1, exchange_every=6),
+    "two clocks, stopping": lambda: topkast.TopKAST(
+        0.8, 0.6, refresh_every=2, exchange_every=6, explore_until=9
+    ),
+    "random": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3, exploration="random"),
+    "stopping": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3, explore_until=9),
+    "stopped": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3, explore_until=4),
     "static": lambda: topkast.Static(0.8),
 }
 

@@ -17,7 +17,9 @@ import topkast
 
 def setup(refresh_every: int = 2) -> tuple[nn.Sequential, topkast.Handle, torch.optim.Optimizer]:
     model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=refresh_every))
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.8, 0.5, refresh_every=refresh_every, exchange_every=refresh_every)
+    )
     return model, sparse, sparse.attach(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9))
 
 
@@ -277,7 +279,7 @@ def test_a_list_of_clones_that_is_averaged_is_noticed() -> None:
 def test_a_followed_list_of_clones_stays_with_its_weights() -> None:
     """With a learning rate of zero nothing moves, so that an average is what is averaged."""
     model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
-    method = topkast.TopKAST(0.8, 0.5, refresh_every=1, exploration="random")
+    method = topkast.TopKAST(0.8, 0.5, refresh_every=1, exchange_every=1, exploration="random")
     sparse = topkast.sparsify(model, method)
     optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.0))
     average = ShadowParameters(model)

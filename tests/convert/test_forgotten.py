@@ -15,7 +15,7 @@ import topkast
 # ---- what is frozen --------------------------------------------------------------------------------------------
 
 FROZEN_METHODS = [
-    topkast.TopKAST(0.8, 0.5, refresh_every=1),
+    topkast.TopKAST(0.8, 0.5, refresh_every=1, exchange_every=1),
     topkast.SET(0.8, update_every=1),
     topkast.RigL(0.8, update_every=1, t_end=100),
     topkast.SNFS(0.8, update_every=1, t_end=100, redistributes=False),
@@ -47,7 +47,9 @@ def test_a_frozen_layer_is_left_alone(method: topkast.Method) -> None:
 
 def test_a_method_that_moves_budgets_refuses_frozen_layers() -> None:
     model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=1, scope="global"))
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.8, 0.5, refresh_every=1, exchange_every=1, scope="global")
+    )
     optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     model[0].requires_grad_(False)
     loss_of(model).backward()

@@ -53,7 +53,10 @@ def train(
     return losses, sparse
 
 
-METHODS = [topkast.TopKAST(0.8, 0.5, refresh_every=2), topkast.RigL(0.8, t_end=100, update_every=2)]
+METHODS = [
+    topkast.TopKAST(0.8, 0.5, refresh_every=2, exchange_every=2),
+    topkast.RigL(0.8, t_end=100, update_every=2),
+]
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

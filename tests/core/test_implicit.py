@@ -54,7 +54,12 @@ def test_300_steps_in_lock_step_with_the_materialised_reservoir(
     exploration: Any, refresh_every: int, explore_until: int | None
 ) -> None:
     method = topkast.TopKAST(
-        0.9, 0.8, refresh_every=refresh_every, exploration=exploration, explore_until=explore_until
+        0.9,
+        0.8,
+        refresh_every=refresh_every,
+        exchange_every=refresh_every,
+        exploration=exploration,
+        explore_until=explore_until,
     )
     model = net()
     handle = topkast.sparsify(model, method, reservoir="implicit", seed=3, engine="masked")
@@ -138,7 +143,7 @@ def test_memory_follows_b_and_not_the_dense_size() -> None:
 
 def trained() -> tuple[nn.Module, topkast.Handle]:
     model = net()
-    method = topkast.TopKAST(0.9, 0.8, refresh_every=1)
+    method = topkast.TopKAST(0.9, 0.8, refresh_every=1, exchange_every=1)
     handle = topkast.sparsify(model, method, reservoir="implicit", seed=3)
     optimizer = handle.attach(torch.optim.Adam(model.parameters(), lr=0.03))
     for x, y in batches(20):

@@ -86,7 +86,9 @@ def test_a_trial_that_fails_says_why() -> None:
 def trained(make: Callable[[Any], Any], steps: int = 8) -> float:
     """How far θ moves with random exploration and a refresh at every step."""
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)).double()
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8, refresh_every=1, exploration="random"))
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.9, 0.8, refresh_every=1, exchange_every=1, exploration="random")
+    )
     optimizer = sparse.attach(make(list(model.parameters())))
     thetas = [weight.theta() for weight in sparse.weights.values()]
     for _ in range(steps):
@@ -116,7 +118,9 @@ def test_what_cannot_be_told_is_refused_by_name_before_anything_moves(
     start: Callable[[Tensor], Tensor], why: str
 ) -> None:
     model = nn.Sequential(nn.Linear(20, 64))
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8, refresh_every=2, exploration="random"))
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.9, 0.8, refresh_every=2, exchange_every=2, exploration="random")
+    )
     optimizer = sparse.attach(Keeper(model.parameters(), start))
     indices = sparse.weights["0"].indices.clone()
     optimizer.step()
@@ -236,7 +240,9 @@ def test_slow_weights_of_a_wrapper_follow() -> None:
 def test_a_wrapper_without_state_made_in_time_is_refused_by_name() -> None:
     """Slow weights that have moved before it was attached: nothing tells what an entrant starts with."""
     model = nn.Sequential(nn.Linear(20, 64))
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8, refresh_every=1, exploration="random"))
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.9, 0.8, refresh_every=1, exchange_every=1, exploration="random")
+    )
     optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.0), every=100)
     optimizer.state[sparse.weights["0"].values]["slow"].normal_()
     sparse.attach(optimizer)
@@ -247,7 +253,7 @@ def test_a_wrapper_without_state_made_in_time_is_refused_by_name() -> None:
 
 def test_a_refresh_waits_for_the_outermost_step() -> None:
     model = nn.Sequential(nn.Linear(20, 64)).double()
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8, refresh_every=1))
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8, refresh_every=1, exchange_every=1))
     optimizer = sparse.attach(Swapping(torch.optim.SGD(model.parameters(), lr=1e-3)))
     weight = sparse.weights["0"]
     for step in range(5):
@@ -263,7 +269,9 @@ def test_sam_trains_as_on_a_fixed_mask_between_refreshes(calls: str) -> None:
     def train(refresh_every: int) -> tuple[topkast.Handle, Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5)).double()
-        sparse = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8, refresh_every=refresh_every))
+        sparse = topkast.sparsify(
+            model, topkast.TopKAST(0.9, 0.8, refresh_every=refresh_every, exchange_every=refresh_every)
+        )
         optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.3, momentum=0.9)
         sparse.attach(optimizer)
         x = torch.randn(16, 20, dtype=torch.float64)

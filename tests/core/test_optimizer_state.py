@@ -35,7 +35,7 @@ INITIAL = {("Adagrad", "sum"): 0.3, ("Rprop", "step_size"): 0.02}
 
 def setup(make: Callable[[Any], torch.optim.Optimizer]) -> tuple[topkast.Handle, torch.optim.Optimizer]:
     model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=1000))
+    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=1000, exchange_every=1000))
     return sparse, sparse.attach(make(model.parameters()))
 
 

@@ -92,7 +92,9 @@ def test_penalty_takes_one_of_two_readings() -> None:
 def train(seed: int, exploration: str = "random", steps: int = 30, optimizer: str = "SGD") -> topkast.Handle:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.6, refresh_every=3, exploration=exploration))  # type: ignore[arg-type]
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3, exploration=exploration)
+    )  # type: ignore[arg-type]
     options = {"momentum": 0.9, "weight_decay": 0.1} if optimizer == "SGD" else {}
     opt = sparse.attach(getattr(torch.optim, optimizer)(model.parameters(), lr=0.1, **options))
     for _ in range(steps):

@@ -16,7 +16,7 @@ def trained(reservoir: str) -> tuple[nn.Module, topkast.Handle]:
     device = "meta" if reservoir == "implicit" else "cpu"
     with torch.device(device):
         model = nn.Sequential(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 512))
-    method = topkast.TopKAST(0.9, 0.8, refresh_every=2)
+    method = topkast.TopKAST(0.9, 0.8, refresh_every=2, exchange_every=2)
     handle = topkast.sparsify(model, method, engine="native", reservoir=reservoir)  # pyright: ignore
     optimizer = handle.attach(torch.optim.Adam(model.parameters(), lr=1e-4))
     for _ in range(3):
@@ -102,8 +102,9 @@ def test_bytes_of_a_sparse_layer_are_those_of_its_parts() -> None:
     parts = sparse_bytes(weight, optimizer)
     assert parts["weight"] == parts["gradient"] == 4 * 40  # |B| float32
     assert parts["optimizer"] == 2 * 4 * 40 + 4
-    # Positions in int32, a flag each; dims (2), step, changed and key in int64; 64 choices of `auto`.
-    assert parts["sets"] == 4 * 40 + 40 + 8 * (2 + 1 + 1 + 1) + 64
+    # Positions in int32, a flag each; dims (2), step, key and three counts in int64; 64 choices of `auto`;
+    # a bit each for A at the last exchange.
+    assert parts["sets"] == 4 * 40 + 40 + 8 * (2 + 1 + 1 + 3) + 64 + 1 + 5
     assert parts["reservoir"] == 200 * 4 + 200  # θ and one byte of history, dense
     assert (
         parts["plan"] == plan_bytes(weight.plan) == 0

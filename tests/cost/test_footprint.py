@@ -54,7 +54,7 @@ def test_it_is_that_of_a_real_plan(name: str, pair: tuple[float, float]) -> None
 
 def test_it_is_exact_where_nothing_is_left_to_chance() -> None:
     # One block and one tile each way; 4 of 4 columns in each of 4 rows, so that nothing is filled up.
-    sweeps = 2 * (4 * 16 + 2 * 16 + 4 * (4 + 1) + 2 * 8 * 2)
+    sweeps = 2 * (4 * 16 + 2 * 16 + 4 * (4 + 1) + 2 * 8 * 2 + 2 * 8)
     samples = 2 * (16 + 16) + 4 * (4 + 1) + 2 * 8 * 2
     assert plan_footprint((4, 4), 16, 16) == sweeps + samples + 4 * 5
 

@@ -28,8 +28,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 # Each with a step that changes the sets, where the method does that; the forecast is for fixed sizes.
 METHODS: dict[str, topkast.Method] = {
-    "TopKAST": topkast.TopKAST(0.9, 0.8, refresh_every=2),
-    "TopKAST, sparser": topkast.TopKAST(0.98, 0.95, refresh_every=1),
+    "TopKAST": topkast.TopKAST(0.9, 0.8, refresh_every=2, exchange_every=2),
+    "TopKAST, two clocks": topkast.TopKAST(0.9, 0.8),
+    "TopKAST, sparser": topkast.TopKAST(0.98, 0.95, refresh_every=1, exchange_every=1),
     "Static": topkast.Static(0.9),
     "SET": topkast.SET(0.9, update_every=2),
     "RigL": topkast.RigL(0.9, t_end=100, update_every=2),
@@ -144,7 +145,7 @@ def test_a_learned_threshold_counts_as_companion() -> None:
 
 @pytest.mark.parametrize(("forward", "backward"), [(0.9, 0.8), (0.98, 0.95)])
 def test_an_implicit_reservoir_by_the_share_of_c_that_has_been_in_b(forward: float, backward: float) -> None:
-    method = topkast.TopKAST(forward, backward, refresh_every=2)
+    method = topkast.TopKAST(forward, backward, refresh_every=2, exchange_every=2)
     x = torch.randn(8, 300)
     handle = trained(meta(MODELS["mlp"][0]), x, method, "adam", steps=20, reservoir="implicit", seed=0)
     outside = {name: w.numel() - w.counts.backward for name, w in handle.weights.items()}
@@ -173,7 +174,7 @@ def test_the_dense_model_takes_what_is_foreseen(optimizer: str) -> None:
 
 def test_after_training_elements_gather_and_the_plan_is_at_most_a_little_smaller() -> None:
     task = ImageTask()
-    model, method = task.network().build(), topkast.TopKAST(0.98, 0.95, refresh_every=10)
+    model, method = task.network().build(), topkast.TopKAST(0.98, 0.95, refresh_every=10, exchange_every=10)
     handle = topkast.sparsify(model, method, engine="native")
     optimizer = handle.attach(torch.optim.Adam(model.parameters(), lr=task.lr))
     generator = torch.Generator().manual_seed(0)
@@ -246,7 +247,8 @@ def test_positions_take_8_bytes_beyond_2_to_the_31_elements() -> None:
     def sets_and_values(width: int) -> tuple[int, int]:
         model = meta(lambda: nn.Sequential(nn.Linear(2**16, width, bias=False)))
         plan = forecast(model, meta(lambda: torch.empty(1, 2**16)), METHODS["TopKAST"])
-        return plan.sparse["sets"] - (8 * 5 + 64), plan.sparse["weight"] // 4
+        values = plan.sparse["weight"] // 4
+        return plan.sparse["sets"] - (8 * 7 + 64) - (1 + -(-values // 8)), values
 
     sets, values = sets_and_values(2**15 - 1)
     assert sets == 5 * values

@@ -49,9 +49,12 @@ class Net(nn.Module):
 
 
 METHODS: dict[str, Callable[[], topkast.Method]] = {
-    "TopKAST": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2),
-    "TopKAST_random": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2, exploration="random"),
-    "TopKAST_until": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2, explore_until=6),
+    "TopKAST": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2, exchange_every=2),
+    "TopKAST_two_clocks": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=1, exchange_every=4),
+    "TopKAST_random": lambda: topkast.TopKAST(
+        0.8, 0.6, refresh_every=2, exchange_every=2, exploration="random"
+    ),
+    "TopKAST_until": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2, exchange_every=2, explore_until=6),
     "Static": lambda: topkast.Static(0.8),
     "SET": lambda: topkast.SET(0.8, update_every=3),
     "RigL": lambda: topkast.RigL(0.8, update_every=3, t_end=30),
@@ -247,7 +250,7 @@ def other_seeds_are_caught(rank: int, folder: Path) -> None:
 
 @check
 def sets_that_come_apart_are_caught_at_the_refresh(rank: int, folder: Path) -> None:
-    training = Training(topkast.TopKAST(0.8, 0.6, refresh_every=3)).run(2, rank)
+    training = Training(topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3)).run(2, rank)
     weight = training.sparse.weights["mid"]
     if rank == 1:  # as a broken kernel or memory would have it
         with torch.no_grad():
@@ -313,7 +316,7 @@ def what_changes_its_sizes_is_refused(rank: int, folder: Path) -> None:
 def a_broadcast_gives_one_start(rank: int, folder: Path) -> None:
     """Only the first rank has trained, and its implicit reservoir has grown."""
     for reservoir in ("stored", "implicit"):
-        method = topkast.TopKAST(0.8, 0.6, refresh_every=1, exploration="random")
+        method = topkast.TopKAST(0.8, 0.6, refresh_every=1, exchange_every=1, exploration="random")
         source = Training(method, is_alone=True, reservoir=reservoir).run(4, None).model
         torch.manual_seed(rank)
         with torch.device("meta" if reservoir == "implicit" else "cpu"):

@@ -65,7 +65,7 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/uneven", rank=rank
                         timeout=datetime.timedelta(seconds=20))
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 12))
-sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=1))
+sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=1, exchange_every=1))
 sparse.expects_penalty = False
 optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 for step in range(2 + 2 * rank):  # the same data on both, so that nothing but the number differs

@@ -31,7 +31,9 @@ def test_a_checkpoint_of_a_loop_loads_and_goes_on() -> None:
     saved = torch.load(OLD / "checkpoint.pt", weights_only=True)
     expected = json.loads((OLD / "checkpoint.json").read_text())
     model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 4))
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=2), engine="masked")
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.8, 0.5, refresh_every=2, exchange_every=2), engine="masked"
+    )
     optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0))
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
@@ -53,7 +55,9 @@ def test_a_checkpoint_of_a_loop_loads_and_goes_on() -> None:
 def test_a_checkpoint_of_other_sets_is_still_refused() -> None:
     saved = torch.load(OLD / "checkpoint.pt", weights_only=True)
     model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 4))
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=2), engine="masked")
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.8, 0.5, refresh_every=2, exchange_every=2), engine="masked"
+    )
     optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0))
     optimizer.load_state_dict(saved["optimizer"])
     model(torch.randn(16, 10)).square().mean().backward()

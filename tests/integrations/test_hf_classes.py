@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), 0),
     **dict.fromkeys(("bos_token_id", "eos_token_id", "forced_eos_token_id"), 1),
 }  # fmt: skip
-METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=1)
+METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=1, exchange_every=1)
 IDS = torch.arange(2, 18).view(2, 8)
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 16).view(2, 3, 16, 16)
 

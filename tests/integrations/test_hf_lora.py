@@ -16,7 +16,7 @@ from topkast.integrations.huggingface.lora import sparse_lora
 
 # peft reads an attribute that transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=1)
+METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=1, exchange_every=1)
 TARGETS = {"llama": ["q_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"]}
 IDS = torch.arange(16).view(2, 8)
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 import topkast
 from topkast.integrations.huggingface import from_pretrained, save_pretrained
 
-METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=3)
+METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=3, exchange_every=3)
 IDS = torch.arange(40).view(2, 20)
 
 

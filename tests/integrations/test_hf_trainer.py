@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 import topkast
 from topkast.integrations.huggingface import TopKASTCallback, from_pretrained
 
-METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=5)
+METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=5, exchange_every=5)
 Windows = list[dict[str, Tensor]]
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import topkast
 from topkast.integrations.lightning import TopKASTCallback
 
-METHOD = topkast.TopKAST(0.8, 0.5, refresh_every=3)
+METHOD = topkast.TopKAST(0.8, 0.5, refresh_every=3, exchange_every=3)
 
 pytestmark = [
     # Lightning's advice about loaders and devices, and what it still calls in torch.

@@ -81,7 +81,9 @@ def winners(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def build(seed: int = 0) -> tuple[nn.Sequential, topkast.Handle]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 8))
-    return model, topkast.sparsify(model, topkast.TopKAST(0.8, 0.6, refresh_every=1), engine="auto")
+    return model, topkast.sparsify(
+        model, topkast.TopKAST(0.8, 0.6, refresh_every=1, exchange_every=1), engine="auto"
+    )
 
 
 def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -51,10 +51,19 @@ METHODS: dict[str, Callable[[], topkast.Method]] = {
     "STR": lambda: topkast.STR(s_init=-3.0),
     "DSR": lambda: topkast.DSR(0.8, update_every=3, threshold=0.03, target_fraction=0.1),
     "DeepR": lambda: topkast.DeepR(0.8, l1=1e-2),
-    "TopKAST": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3),
-    "TopKAST, random": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exploration="random"),
-    "TopKAST (t)": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, explore_until=7),
-    "TopKAST, global": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, scope="global"),
+    "TopKAST": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3),
+    "TopKAST, two clocks": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=1, exchange_every=4),
+    "TopKAST, two clocks, random": lambda: topkast.TopKAST(
+        0.8, 0.6, refresh_every=1, exchange_every=4, exploration="random"
+    ),
+    "TopKAST, two clocks (t)": lambda: topkast.TopKAST(
+        0.8, 0.6, refresh_every=1, exchange_every=4, explore_until=7
+    ),
+    "TopKAST, random": lambda: topkast.TopKAST(
+        0.8, 0.6, refresh_every=3, exchange_every=3, exploration="random"
+    ),
+    "TopKAST (t)": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3, explore_until=7),
+    "TopKAST, global": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3, scope="global"),
 }
 
 

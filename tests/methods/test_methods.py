@@ -108,7 +108,7 @@ def test_random_exploration_takes_a_by_magnitude_and_the_rest_anew_each_time() -
 
 def test_after_explore_until_nothing_outside_a_moves_whatever_the_optimizer_holds() -> None:
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 5))
-    method = topkast.TopKAST(0.9, 0.5, refresh_every=4, explore_until=10)
+    method = topkast.TopKAST(0.9, 0.5, refresh_every=4, exchange_every=4, explore_until=10)
     sparse = topkast.sparsify(model, method)
     optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.5))
     for step in range(24):

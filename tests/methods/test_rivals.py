@@ -74,15 +74,15 @@ def test_rigl_grows_the_top_k_of_the_true_dense_gradient(micro_batches: int) -> 
 def _step_with_snapshot(training: Training, snapshot: dict[str, dict[int, float]]) -> None:
     """An optimizer step; `snapshot` gets θ on B as the optimizer left it, before the sets were chosen."""
     driver = training.sparse._driver
-    choose = driver.refresh
+    choose = driver.exchange
 
-    def spy(*arguments: object) -> None:
+    def spy(*arguments: object, **options: object) -> None:
         snapshot.update(members(training))
-        choose(*arguments)  # pyright: ignore[reportArgumentType]
+        choose(*arguments, **options)  # pyright: ignore[reportArgumentType]
 
-    driver.refresh = spy  # pyright: ignore[reportAttributeAccessIssue]
+    driver.exchange = spy  # pyright: ignore[reportAttributeAccessIssue]
     training.optimizer.step()
-    del driver.refresh
+    del driver.exchange
 
 
 def test_a_step_that_a_scaler_skips_leaves_no_trace_in_the_grown_elements() -> None:
@@ -302,7 +302,7 @@ def test_snfs_grows_where_the_momentum_is_largest_and_gives_to_layers_by_its_mea
 
 
 def test_global_scope_is_the_top_k_over_all_layers() -> None:
-    training = Training.start(topkast.TopKAST(0.8, 0.6, refresh_every=2, scope="global"))
+    training = Training.start(topkast.TopKAST(0.8, 0.6, refresh_every=2, exchange_every=2, scope="global"))
 
     def check() -> None:
         weights = training.sparse.weights
@@ -331,7 +331,7 @@ def test_global_scope_with_an_implicit_reservoir_equals_the_stored_one() -> None
     def build() -> tuple[nn.Module, topkast.Handle]:
         with torch.device("meta"):
             model = nn.Sequential(nn.Linear(60, 50), nn.Tanh(), nn.Linear(50, 40))
-        method = topkast.TopKAST(0.9, 0.8, refresh_every=2, scope="global")
+        method = topkast.TopKAST(0.9, 0.8, refresh_every=2, exchange_every=2, scope="global")
         return model, topkast.sparsify(model, method, reservoir="implicit", seed=5)
 
     (first, implicit), (second, stored) = build(), build()

@@ -191,7 +191,9 @@ def test_it_trains_sparse_with_exact_counts_and_tied_embeddings(clusters: dict[s
     torch.manual_seed(0)
     model = TransformerXL(60, depth=2, d_model=32, num_heads=4, d_ff=48, memory_length=8, **clusters)
     total = sum(p.numel() for p in model.parameters())
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.5, refresh_every=2), budget="model")
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.8, 0.5, refresh_every=2, exchange_every=2), budget="model"
+    )
     optimizer = sparse.attach(torch.optim.Adam(model.parameters(), lr=0.02))
     symbols = (7 * torch.arange(2 * 65).view(2, 65)) % 60
     losses, memory = [], None

@@ -11,7 +11,7 @@ from torch import nn
 
 import topkast
 
-METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=2)
+METHOD = topkast.TopKAST(0.9, 0.8, refresh_every=2, exchange_every=2)
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,9 @@ def test_a_hugging_face_model_trains_with_its_embeddings_tied(engine: str) -> No
 
     config = GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2)
     model = GPT2LMHeadModel(config)
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.8, 0.6, refresh_every=2), engine=engine)
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.8, 0.6, refresh_every=2, exchange_every=2), engine=engine
+    )
     assert model.lm_head.weight is model.transformer.wte.weight
     optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=1e-2))
     ids = torch.randint(64, (4, 12))

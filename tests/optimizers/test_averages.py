@@ -14,7 +14,7 @@ torch_ema = pytest.importorskip("torch_ema", reason="run `make test-optimizers`"
 def train(follows: bool) -> tuple[float, float]:
     """The largest difference between outputs of the model and of its average, which has nothing to average."""
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)).double()
-    method = topkast.TopKAST(0.9, 0.8, refresh_every=1, exploration="random")
+    method = topkast.TopKAST(0.9, 0.8, refresh_every=1, exchange_every=1, exploration="random")
     sparse = topkast.sparsify(model, method)
     optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.0))
     average = torch_ema.ExponentialMovingAverage(model.parameters(), decay=0.9)

@@ -146,7 +146,9 @@ def loss_of(output: Tensor) -> Tensor:
 def movement(make: Make, refresh_every: int) -> float:
     """How far θ moves in twelve steps with almost no learning rate."""
     model = layer()
-    method = topkast.TopKAST(0.9, 0.8, refresh_every=refresh_every, exploration="random")
+    method = topkast.TopKAST(
+        0.9, 0.8, refresh_every=refresh_every, exchange_every=refresh_every, exploration="random"
+    )
     sparse = topkast.sparsify(model, method, seed=3, engine="masked")
     optimizer = in_training(make(list(model.parameters()), lr=TINY))
     sparse.attach(optimizer)
@@ -201,7 +203,9 @@ def test_training_equals_that_of_the_twin(name: str) -> None:
 def test_what_cannot_follow_is_refused_by_name(name: str) -> None:
     make, message = REFUSED[name]
     model = layer()
-    sparse = topkast.sparsify(model, topkast.TopKAST(0.9, 0.8, refresh_every=1), engine="masked")
+    sparse = topkast.sparsify(
+        model, topkast.TopKAST(0.9, 0.8, refresh_every=1, exchange_every=1), engine="masked"
+    )
     indices = sparse.weights["0"].indices.clone()
 
     def train() -> None:

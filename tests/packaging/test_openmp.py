@@ -13,7 +13,7 @@ SCRIPT = """
 import ctypes, json, os, sys
 
 import torch
-from topkast.kernels.native import top_k
+from topkast.kernels.passes import top_k
 
 def images():
     if sys.platform == "darwin":

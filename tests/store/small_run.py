@@ -59,8 +59,11 @@ class Net(nn.Module):
 
 METHODS: dict[str, Callable[[], topkast.Method] | None] = {
     "dense": None,
-    "Top-KAST": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3),
-    "Top-KAST, random": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exploration="random"),
+    "Top-KAST": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3),
+    "Top-KAST, two clocks": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=1, exchange_every=5),
+    "Top-KAST, random": lambda: topkast.TopKAST(
+        0.8, 0.6, refresh_every=3, exchange_every=3, exploration="random"
+    ),
     "Static": lambda: topkast.Static(0.8),
     "SET": lambda: topkast.SET(0.8, update_every=3),
     "RigL": lambda: topkast.RigL(0.8, update_every=3, t_end=30),

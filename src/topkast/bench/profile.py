@@ -23,7 +23,7 @@ PARTS = (
 )
 # Beginnings of the names by which torch's profiler knows operations.
 _NAMES: dict[str, tuple[str, ...]] = {
-    "sparse products": ("_Linear", "_Conv", "_Embedding", "topkast::"),
+    "sparse products": ("_Multiply", "topkast::"),
     "dense products and attention": (
         *("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::matmul", "aten::linear"),
         *("aten::mkldnn", "aten::convolution", "aten::_convolution", "aten::thnn_conv", "aten::_slow_conv"),

@@ -62,9 +62,15 @@ def _add_method(group: Any) -> None:
     group.add_argument("--returned", type=float, metavar="U", help=share)
     group.add_argument("--steps", type=int, metavar="N", help="of the run, for its FLOPs and for schedules")
     group.add_argument(
-        "--refresh-every", type=int, metavar="N", help="steps from one choice of sets to the next"
+        "--refresh-every",
+        type=int,
+        metavar="N",
+        help="steps from one choice of sets to the next; of A within B for topkast",
     )
     # What the option above was called before.
+    group.add_argument(
+        "--exchange-every", type=int, metavar="N", help="steps from one choice of B to the next (topkast)"
+    )
     group.add_argument("--update-every", dest="refresh_every", type=int, help=argparse.SUPPRESS)
     group.add_argument("--begin", type=int, metavar="T", help="step at which pruning begins (a quarter)")
     end = "step at which the schedule ends (rigl, pruning: three quarters; snfs: the end; topkast: never)"

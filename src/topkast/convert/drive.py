@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from topkast.convert.attach import Attachment, innermost
 from topkast.convert.followers import Followers
@@ -151,18 +152,64 @@ class Driver:
             for weight in attachment.weights.values():
                 if weight.values.requires_grad:
                     self.method.after_step(weight, attachment.lr_of(weight))
-        due = [n for n, w in attachment.weights.items() if self.method.is_due(w.steps)]
-        if due:
-            self.refresh(due, explored)
+        steps = {name: weight.steps for name, weight in attachment.weights.items()}
+        due = [name for name, step in steps.items() if self.method.is_due(step)]
+        others = [name for name in steps if name not in due and self.method.refreshes_after(steps[name])]
+        early = self._refresh(others, explored) if others else []
+        if due or early:
+            self.exchange([*due, *early], explored, compared=due)
+            for name in early:
+                self.weights[name].early.add_(1)
             self.reminders.after_refresh()
         for weight in attachment.weights.values():
             weight.tape = None
 
     @torch.no_grad()
-    def refresh(self, names: Iterable[str], explored: Mapping[str, bool]) -> None:
-        """Chooses the sets of these weights anew. An error leaves all of them as they are.
+    def _refresh(self, names: list[str], explored: Mapping[str, bool]) -> list[str]:
+        """Chooses A within B. An error leaves all as they are.
+
+        Returns:
+            Those for which B has to be chosen anew instead, since C may have an element that belongs in A.
+        """
+        early: list[str] = []
+        chosen: dict[str, Tensor] = {}
+        for name in self._unfrozen(names):
+            weight = self.weights[name]
+            choice = weight.choose_active()
+            if choice is None:
+                check_finite(weight)  # which raises
+                continue
+            slots, least = choice
+            if self.method.keeps_top and least <= weight.bound():
+                early.append(name)
+            else:
+                chosen[name] = slots
+                if not (explored[name] and weight.explores) and weight.driver is not None:
+                    weight.driver.state.prepare(weight.values, name)
+        for name, slots in chosen.items():
+            weight = self.weights[name]
+            if explored[name] and weight.explores:
+                weight.flip(slots)
+                self.followers.flip(name, slots)
+            elif slots.numel() or weight.explores != explored[name]:
+                # What enters the backward set with A starts anew there.
+                active = weight.active.index_copy(0, slots, ~weight.active[slots])
+                self._move(name, Sets(weight.indices.long(), active), explored[name])
+            else:
+                weight.changed.fill_(0)
+        return early
+
+    @torch.no_grad()
+    def exchange(self, names: Iterable[str], explored: Mapping[str, bool], compared: Iterable[str]) -> None:
+        """Chooses the sets of these weights anew, from all of θ. An error leaves all of them as they are.
 
         A frozen weight (``requires_grad=False``) is left alone.
+
+        Args:
+            names: Of the weights.
+            explored: Whether each explored in the step before.
+            compared: Those that other ranks exchange now too, whatever their numbers are. An exchange that
+                came early must not wait for others: hashes are compared at the next one by the clock.
         """
         names = self._unfrozen(list(names))
         for name in names:
@@ -173,16 +220,21 @@ class Driver:
                 attachment.state.prepare(self.weights[name].values, name)
         self.followers.look_for_strays()
         for name, sets in self._choose(names):
-            w = self.weights[name]
-            slots = move(w, sets, explored=explored[name])
-            if w.driver is not None:
-                w.driver.state.carry(w.values, slots)
-            self.followers.carry(name, sets, slots)
+            self.weights[name].exchanged.fill_(0)
+            self._move(name, sets, explored[name])
         ranks = together(self._group)
-        if ranks is not None:
-            moved = {name: self.weights[name] for name in names}
+        compared = [name for name in compared if name in names]
+        if ranks is not None and compared:
+            moved = {name: self.weights[name] for name in compared}
             agreement.compare_sets(moved, ranks)
             agreement.share_choices(moved, ranks)
+
+    def _move(self, name: str, sets: Sets, explored: bool) -> None:
+        weight = self.weights[name]
+        slots = move(weight, sets, explored=explored)
+        if weight.driver is not None:
+            weight.driver.state.carry(weight.values, slots)
+        self.followers.carry(name, sets, slots)
 
     def _unfrozen(self, names: list[str]) -> list[str]:
         frozen = [name for name in names if not self.weights[name].values.requires_grad]

@@ -106,6 +106,11 @@ class Followers:
             for tensor in self._tensors[name]:
                 slots.carry_(tensor, self._weights[name].values.detach().to(tensor))
 
+    def flip(self, name: str, slots: Tensor) -> None:
+        """Gives a weight's followers its A. Slots mean what they meant: averages by slot stay as they are."""
+        for follower in self._modules[name]:
+            follower.flip(slots.to(follower.device))
+
     def look_for_strays(self) -> None:
         """Called before each refresh; looks at every power of four, since it goes through all objects."""
         self._num_refreshes += 1

@@ -149,7 +149,7 @@ class Handle:
                 weight.values.grad.add_(gradient, alpha=coefficient)
 
     def refresh(self, *, without_optimizer: bool = False) -> None:
-        """Chooses A and B anew in every layer, now, whatever the schedule says.
+        """Chooses A and B anew in every layer, now, whatever the schedule says: an exchange.
 
         Frozen layers (``requires_grad=False``) are left alone. Where several ranks train the model, all of
         them call it.
@@ -175,7 +175,8 @@ class Handle:
                 "`handle.attach(optimizer)` before training, or `refresh(without_optimizer=True)` if it "
                 "keeps no state"
             )
-        self._driver.refresh(self.weights, {name: w.explores for name, w in self.weights.items()})
+        explored = {name: weight.explores for name, weight in self.weights.items()}
+        self._driver.exchange(self.weights, explored, compared=self.weights)
 
     def param_groups(self, weight_decay: float, *, values_weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer with a decay of its own, such as AdamW.
@@ -212,7 +213,7 @@ class Handle:
         """
         for weight in self.weights.values():
             if isinstance(weight.reservoir, ImplicitReservoir):
-                stored = weight.reservoir.materialise(weight.indices, weight.active, weight.values)
+                stored = weight.reservoir.materialise(weight.indices, weight.noted_active(), weight.values)
                 weight.reservoir = stored.to(weight.device)
 
     # ---- looking at it ------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def _method(data: Any) -> Method:
     if unknown := sorted(set(settings) - known):
         raise ValueError(f"the recipe's method {name} has settings that it does not take: {unknown}")
     try:
-        return _METHODS[name](**settings)
+        return _METHODS[name].from_settings(settings)
     except TypeError as error:
         raise ValueError(f"the recipe's method {name} cannot be made: {error}") from None
 

@@ -25,7 +25,7 @@ from topkast.core.initial import Initial
 from topkast.core.loading import all_finite
 from topkast.core.reservoir import Reservoir, StoredReservoir, Theta
 from topkast.core.select import match, top_k
-from topkast.kernels.native import count_at_least
+from topkast.kernels.passes import count_at_least
 from topkast.kernels.positions import check_positions, index_dtype
 from topkast.kernels.stream import KINDS, Stream, merge
 
@@ -280,6 +280,12 @@ class ImplicitReservoir(Reservoir):
         theta[self.returned_positions.long()] = self.returned_values
         theta[indices.cpu().long()] = values.detach().cpu().to(self.dtype)
         return theta.to(values)
+
+    def largest(self) -> float:
+        # The first rank that is not known is the one at the cursor; what was returned may be larger.
+        cursor, returned = int(self.cursor), self.returned_values
+        drawn = self.stream().magnitude(cursor) if cursor < self.numel else 0.0
+        return max(drawn, float(returned.abs().max())) if returned.numel() else drawn
 
     def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
         positions, values = self.returned()

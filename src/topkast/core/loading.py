@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from topkast.core.weight import SparseWeight
 
 # The state of a weight, as its Parameter and buffers are named.
+# What came after version 0.1: states without it load.
+LATER = ("exchanged", "early", "noted")
 STATE = ("values", "indices", "active", "dims", "step", "changed", "key", "choices")
 # Ways to load that copy into what there is of the same shape; a norm only adds a count that was not saved.
 _PLAIN_LOADERS = (nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
@@ -96,8 +98,9 @@ def check_state(weight: SparseWeight, state_dict: Mapping[str, Any], prefix: str
         ValueError: Another shape or sparsity, or positions that break a rule; the layer is named.
     """
     where = f"cannot load the state of layer {weight.name!r} ({prefix}*)"
-    found = {n: _tensor(state_dict, prefix + n, where) for n in STATE if prefix + n in state_dict}
-    if not found:
+    names = (*STATE, *LATER)
+    found = {n: _tensor(state_dict, prefix + n, where) for n in names if prefix + n in state_dict}
+    if not any(name in found for name in STATE):
         if prefix.removesuffix(".") in state_dict:
             raise ValueError(f"{where}: the state holds a dense weight; load it before sparsify")
         return  # torch reports missing keys itself, or allows them with strict=False
@@ -159,9 +162,17 @@ def _check_shapes(weight: SparseWeight, found: Mapping[str, Tensor], where: str)
             f"{where}: indices must have one entry per value ({length[0]}), "
             f"got {tuple(found['indices'].shape)}"
         )
-    for name in ("step", "changed", "key"):
-        if found[name].ndim != 0 or found[name].dtype != torch.int64:
+    for name in ("step", "changed", "key", "exchanged", "early"):
+        if name in found and (found[name].ndim != 0 or found[name].dtype != torch.int64):
             raise ValueError(f"{where}: {name} must be one int64 number")
+    noted = found.get("noted")
+    if noted is not None:
+        wanted = (1 + -(-length[0] // 8),)
+        if noted.dtype != torch.uint8 or tuple(noted.shape) != wanted:
+            raise ValueError(
+                f"{where}: noted must have {wanted[0]} bytes, one and a bit for each of B, "
+                f"got {tuple(noted.shape)} {noted.dtype}"
+            )
     _check_choices(found["choices"], where)
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from topkast.core.weight import SparseWeight
+from topkast.kernels import passes
 
 
 def penalty(weight: SparseWeight, power: int = 2) -> Tensor:
@@ -23,17 +27,17 @@ def penalty(weight: SparseWeight, power: int = 2) -> Tensor:
     D is the weight's own forward density |A|/n. Once exploration has ended (`explore_until`), B = A and
     the second sum is empty.
     """
-    values = weight.values
-    if power == 1:
-        return (_scale(weight) * values.abs()).sum()
-    return 0.5 * (_scale(weight) * values.square()).sum()
+    values, active, outside = weight.values, weight.active, _outside(weight)
+    if torch.compiler.is_compiling():
+        return _in_torch(values, active, outside, power)
+    return _Penalty.apply(values, active, outside, power)
 
 
 @torch.no_grad()
 def penalty_gradient(weight: SparseWeight, power: int = 2) -> Tensor:
     """What the penalty contributes to the gradient of `values`, without a graph."""
-    values = weight.values.detach()
-    return _scale(weight) * (values.sign() if power == 1 else values)
+    values, active, outside = weight.values.detach(), weight.active, _outside(weight)
+    return _gradient(values, active, outside, power, values.new_ones(()))
 
 
 def check_power(power: int) -> None:
@@ -42,9 +46,45 @@ def check_power(power: int) -> None:
         raise ValueError(f"`power` must be 1 or 2, got {power!r}")
 
 
-def _scale(weight: SparseWeight) -> Tensor:
-    """1 on A; 1/D on B∖A, or nothing once that is frozen."""
-    outside = 1.0 / weight.counts.forward_density if weight.explores else 0.0
-    values = weight.values
+def _outside(weight: SparseWeight) -> float:
+    """The factor on B∖A: 1/D, or nothing once that is frozen."""
+    return 1.0 / weight.counts.forward_density if weight.explores else 0.0
+
+
+def _in_torch(values: Tensor, active: Tensor, outside: float, power: int) -> Tensor:
+    scale = _scale(values, active, outside)
+    return (scale * values.abs()).sum() if power == 1 else 0.5 * (scale * values.square()).sum()
+
+
+def _scale(values: Tensor, active: Tensor, outside: float) -> Tensor:
     # Tensors of the right dtype, not numbers: `where` makes float32 of those, also for float64 values.
-    return torch.where(weight.active, values.new_full((), 1.0), values.new_full((), outside))
+    return torch.where(active, values.new_full((), 1.0), values.new_full((), outside))
+
+
+def _gradient(values: Tensor, active: Tensor, outside: float, power: int, factor: Tensor) -> Tensor:
+    """`factor` times the penalty's derivative, rounded alike on every device."""
+    if passes.can_select(values) and active.is_cpu:
+        return passes.penalty_grad(values, active, outside, power, float(factor))
+    elsewhere = (factor.double() * outside).to(values.dtype)
+    return torch.where(active, factor.to(values.dtype), elsewhere) * (values.sign() if power == 1 else values)
+
+
+class _Penalty(Function):
+    """In two passes over B where torch takes eight: as long as a product of a small layer."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, active: Tensor, outside: float, power: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(values, active)
+        ctx.rules = (outside, power)
+        if passes.can_select(values) and active.is_cpu:
+            return values.new_tensor(passes.penalty(values.detach(), active, outside, power))
+        return _in_torch(values, active, outside, power)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        values, active = ctx.saved_tensors
+        outside, power = ctx.rules
+        if torch.is_grad_enabled():  # somebody wants to differentiate again
+            direction = values.sign() if power == 1 else values
+            return grad * _scale(values, active, outside) * direction, None, None, None
+        return _gradient(values, active, outside, power, grad), None, None, None

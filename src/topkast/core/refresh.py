@@ -1,7 +1,8 @@
-"""A refresh: moving a weight from its old sets to new ones, with everything that is kept by slot.
+"""An exchange: moving a weight from its old sets to new ones, with everything that is kept by slot.
 
 The choice of the new sets belongs to a method. Here they are made true: leavers go back to the reservoir,
-entrants are fetched, `values`, its gradient and the optimizer state are permuted in place.
+entrants are fetched, `values`, its gradient and the optimizer state are permuted in place. (A refresh, which
+chooses A within B, moves nothing: `SparseWeight.flip`.)
 """
 
 from __future__ import annotations
@@ -50,20 +51,27 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     if torch.equal(old, sets.indices):
         return _change_a(weight, sets.active, explored=explored)
     source, entering, leaving = match(old, sets.indices)
-    left, left_of_a = old[leaving], old[leaving[weight.active[leaving]]]
+    left = old[leaving]
     del old  # as long as all of B: of a large weight every such list counts
     was_active = gather(weight.active, source).index_fill_(0, entering, False)
-    entering_a = torch.nonzero(sets.active & ~was_active).flatten()
-    left_a = torch.cat([sets.indices[was_active & ~sets.active], left_of_a])
-    if entering.numel() or entering_a.numel() or leaving.numel() or left_a.numel():
-        weight.forget_plan()
+    num_left = int(torch.count_nonzero(weight.active[leaving]))
+    weight.changed.fill_(int(torch.count_nonzero(sets.active ^ was_active)) + num_left)
+    noted = weight.noted_active()
+    was_noted = (
+        was_active if noted is weight.active else gather(noted, source).index_fill_(0, entering, False)
+    )
+    entering_a = torch.nonzero(sets.active & ~was_noted).flatten()
+    left_a = torch.cat([sets.indices[was_noted & ~sets.active], left[noted[leaving]]])
+    del noted
+    weight.forget_plan()
 
     before = weight.values.numel()
     entrants = weight.reservoir.exchange(left, weight.values.detach()[leaving], sets.indices[entering])
     values = gather(weight.values.detach(), source)
     values[entering] = entrants if sets.fresh is None else sets.fresh.to(values)[entering]
     weight.take(values, sets)
-    weight.changed.fill_(entering_a.numel() + left_a.numel())
+    weight.forget_bound()
+    weight.exchanged.fill_(entering.numel())
     weight.reservoir.record(sets.indices[entering], sets.indices[entering_a], left_a)
 
     slots = SlotMap(source, _reset_slots(weight, entering, was_active, explored=explored), before)
@@ -76,16 +84,16 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
 
 def _change_a(weight: SparseWeight, active: Tensor, *, explored: bool) -> SlotMap:
     """The same with B as it was, such as all there is: no value has to move."""
-    was_active = weight.active.clone()
-    entering_a, left_a = active & ~was_active, was_active & ~active
-    changed = int(entering_a.sum() + left_a.sum())
+    was_active, was_noted = weight.active.clone(), weight.noted_active().clone()
+    changed = int(torch.count_nonzero(active ^ was_active))
+    weight.changed.fill_(changed)
     if changed:
         weight.forget_plan()
+    if changed or weight.is_noted:
         weight.take(weight.values.detach(), Sets(weight.indices, active))
         nothing = weight.indices.new_empty(0).long()
-        positions = (weight.indices[flags].long() for flags in (entering_a, left_a))
-        weight.reservoir.record(nothing, *positions)
-    weight.changed.fill_(changed)
+        moved = (active & ~was_noted, was_noted & ~active)
+        weight.reservoir.record(nothing, *(weight.indices[flags].long() for flags in moved))
     num_slots = weight.values.numel()
     nowhere = torch.empty(0, dtype=torch.int64, device=weight.device)
     reset = _reset_slots(weight, nowhere, was_active, explored=explored)

@@ -63,8 +63,12 @@ class Reservoir(nn.Module):
         """Takes the leavers back and hands out the entrants' values."""
 
     @abstractmethod
+    def largest(self) -> float:
+        """The largest magnitude in C, which must not be empty. Only an exchange changes it."""
+
+    @abstractmethod
     def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
-        """Notes which elements have entered B, entered A and left A at a refresh."""
+        """Notes which elements have entered B, entered A and left A from one exchange to the next."""
 
     @abstractmethod
     def used(self) -> tuple[float, float]:
@@ -114,6 +118,10 @@ class StoredReservoir(Reservoir):
         self.rest[entering] = 0
         self.rest[leaving] = leaving_values
         return entrants
+
+    def largest(self) -> float:
+        low, high = torch.aminmax(self.rest)  # zero on B, which is no larger than what C has
+        return float(torch.maximum(-low, high))
 
     def problem(self, state: Mapping[str, Tensor], indices: Tensor) -> str | None:
         wrong = super().problem(state, indices)
@@ -179,6 +187,9 @@ class EmptyReservoir(Reservoir):
 
     def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
         return leaving_values.new_zeros(entering.numel())
+
+    def largest(self) -> float:
+        return 0.0
 
     def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
         pass

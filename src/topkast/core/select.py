@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from topkast.kernels import native
+from topkast.kernels import passes
 
 if TYPE_CHECKING:
     from topkast.core.reservoir import Theta
@@ -35,7 +35,7 @@ def top_k(numbers: Tensor, k: int) -> Tensor:
         return torch.arange(n, device=numbers.device)
     if k <= 0:
         return torch.empty(0, dtype=torch.int64, device=numbers.device)
-    return native.top_k(numbers, k) if native.can_select(numbers) else top_k_portable(numbers, k)
+    return passes.top_k(numbers, k) if passes.can_select(numbers) else top_k_portable(numbers, k)
 
 
 def top_k_portable(numbers: Tensor, k: int) -> Tensor:
@@ -47,6 +47,39 @@ def top_k_portable(numbers: Tensor, k: int) -> Tensor:
     ties = torch.nonzero(magnitudes == threshold).flatten()[:num_ties]
     chosen[ties] = True
     return torch.nonzero(chosen).flatten()
+
+
+class Within:
+    """Choosing A within B, step after step: it remembers the last threshold, which makes the next cheap.
+
+    What it remembers decides the cost and not the result.
+    """
+
+    def __init__(self) -> None:
+        self._native: passes.Within | None = None
+
+    def choose(self, values: Tensor, active: Tensor, k: int) -> tuple[Tensor, float] | None:
+        """Compares the `k` largest magnitudes, ties to the smaller slot, with the flags in `active`.
+
+        Returns:
+            The slots whose flag is not what it should be (int64, increasing), and the k-th largest magnitude;
+            None if a number is not finite.
+        """
+        if not (passes.can_select(values) and active.is_cpu):
+            return within_portable(values, active, k)
+        if self._native is None:
+            self._native = passes.Within()
+        return self._native.choose(values, active, k)
+
+
+def within_portable(values: Tensor, active: Tensor, k: int) -> tuple[Tensor, float] | None:
+    """`Within.choose` with torch alone, on any device."""
+    if not torch.isfinite(values).all():
+        return None
+    chosen = top_k(values.detach(), k)
+    wanted = torch.zeros_like(active).index_fill_(0, chosen, True)
+    threshold = float(values.detach()[chosen].abs().min()) if chosen.numel() else float("inf")
+    return torch.nonzero(wanted != active).flatten(), threshold
 
 
 def top_together(thetas: Sequence[Theta], guesses: Sequence[int]) -> list[Tensor]:
@@ -96,8 +129,8 @@ def match(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         For each entry of `after` its place in `before` (0 if it is not there); the places in `after` of what
         is new; the places in `before` of what is gone.
     """
-    if native.is_present(before.device):
-        return native.match(before, after)
+    if passes.is_present(before.device):
+        return passes.match(before, after)
     return match_portable(before, after)
 
 
@@ -113,8 +146,8 @@ def match_portable(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def gather(numbers: Tensor, places: Tensor) -> Tensor:
     """``numbers[places]``, of a list of numbers; what a refresh does with everything that is as long as B."""
-    if native.can_gather(numbers, places):
-        return native.gather(numbers, places)
+    if passes.can_gather(numbers, places):
+        return passes.gather(numbers, places)
     return numbers.index_select(0, places)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -57,6 +58,22 @@ def checksum(tensor: Tensor) -> int:
         return 0
     bits = tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()])
     return int(bits.sum(dtype=torch.int64))
+
+
+def pack(flags: Tensor) -> Tensor:
+    """A bit for each flag, eight to a byte."""
+    return torch.from_numpy(numpy.packbits(flags.cpu().numpy())).to(flags.device)
+
+
+def unpack(bits: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `pack`, for as many flags as `like` has."""
+    flags = numpy.unpackbits(bits.cpu().numpy(), count=like.numel())
+    return torch.from_numpy(flags).to(like.device).bool()
+
+
+def nothing_noted(indices: Tensor) -> Tensor:
+    """A byte that says so, and room for a bit for each of B. (Files take empty tensors for shared ones.)"""
+    return torch.zeros(1 + -(-indices.numel() // 8), dtype=torch.uint8, device=indices.device)
 
 
 # ---- another length ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from topkast.core.gradient import Tape, rows_of
-from topkast.core.loading import check_state
+from topkast.core.loading import LATER, check_state
 from topkast.core.not_a_tensor import NotATensor
 from topkast.core.reservoir import Reservoir, Theta
+from topkast.core.select import Within
 from topkast.core.sets import Counts, Sets
-from topkast.core.slots import Companion, Copies, resize_
+from topkast.core.slots import Companion, Copies, nothing_noted, pack, resize_, unpack
 from topkast.kernels.auto import NUM_SIZES, Auto
 from topkast.kernels.engine import Engine
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.ops import register
-from topkast.kernels.plan import Plan
+from topkast.kernels.plan import ActiveChange, Plan
 from topkast.kernels.positions import index_dtype
 from topkast.kernels.product import Product
 
@@ -38,7 +40,10 @@ class SparseWeight(NotATensor):
         active: Which of B is in A. Exactly ``counts.forward`` are true.
         dims: The dense shape as a buffer, so that a checkpoint of another shape is noticed.
         step: Optimizer steps taken, so that the schedule survives a restart.
-        changed: How many elements entered or left A at the last refresh.
+        changed: How many elements entered or left A at the last refresh or exchange.
+        exchanged: How many elements entered B at the last exchange.
+        early: How many exchanges came before their time, so that A stayed the Top-K of θ.
+        noted: Whether A has changed since the last exchange, and A as it was then, a bit for each of B.
         key: Where this weight's random choices come from.
         choices: What engine "auto" has decided, by size of input; see `kernels.auto`.
         reservoir: What is known of C.
@@ -61,6 +66,9 @@ class SparseWeight(NotATensor):
     dims: Tensor
     step: Tensor
     changed: Tensor
+    exchanged: Tensor
+    early: Tensor
+    noted: Tensor
     key: Tensor
     choices: Tensor
 
@@ -95,7 +103,9 @@ class SparseWeight(NotATensor):
         self.register_buffer("active", sets.active.clone())
         self.register_buffer("dims", torch.tensor(self.shape, dtype=torch.int64, device=device))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
-        self.register_buffer("changed", torch.zeros((), dtype=torch.int64, device=device))
+        for name in ("changed", "exchanged", "early"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("noted", nothing_noted(indices))
         self.register_buffer("key", torch.tensor(key, dtype=torch.int64, device=device))
         self.register_buffer("choices", torch.zeros(NUM_SIZES, dtype=torch.int8, device="cpu"))
         self.reservoir = reservoir
@@ -106,6 +116,8 @@ class SparseWeight(NotATensor):
         """Drops everything that is derived from the state or belongs to this object alone."""
         self._plan: Plan | None = None
         self._chooser: Auto | None = None
+        self._within = Within()
+        self._bound: float | None = None
         self.tape: Tape | None = None
         self.wants_gradient: Callable[[int], bool] | None = None
         self.number = register(self)
@@ -151,6 +163,10 @@ class SparseWeight(NotATensor):
             self._plan = None  # its memory can be used for the next one
             self._plan = self._build_plan()
         return self._plan
+
+    def forget_bound(self) -> None:
+        """C is another."""
+        self._bound = None
 
     def forget_plan(self) -> None:
         """Makes room for what comes next, when the sets are about to change."""
@@ -233,11 +249,57 @@ class SparseWeight(NotATensor):
             self.values.copy_(values)
             self.indices.copy_(sets.indices)
             self.active.copy_(sets.active)
+            self.noted[0] = 0
         else:
             resize_(self.values, values)
             self.indices = sets.indices.to(self.indices)
             self.active = sets.active.to(self.active)
+            self.noted = nothing_noted(self.indices)
         self._count()
+
+    # ---- A within B ---------------------------------------------------------------------------
+
+    def choose_active(self) -> tuple[Tensor, float] | None:
+        """Slots of B whose flag must change for A to be the largest of B, and the least magnitude in A then.
+
+        None if a value is not finite.
+        """
+        return self._within.choose(self.values.detach(), self.active, self.counts.forward)
+
+    def bound(self) -> float:
+        """The largest magnitude in C, -inf without C. Found once after each exchange: C does not move."""
+        if self._bound is None:
+            has_c = self.counts.backward < self.counts.numel
+            self._bound = self.reservoir.largest() if has_c else -math.inf
+        return self._bound
+
+    @torch.no_grad()
+    def flip(self, slots: Tensor) -> None:
+        """Takes elements of B into A or out of it: those at `slots`, increasing, get the other flag.
+
+        No value moves, and nothing of θ, the reservoir or an optimizer is looked at.
+        """
+        self.changed.fill_(slots.numel())
+        if slots.numel() == 0:
+            return
+        enters = ~self.active.index_select(0, slots)
+        if not self.is_noted:  # the first change since an exchange
+            self.noted[1:] = pack(self.active)
+            self.noted[0] = 1
+        # Before the flags change: a Plan that describes others already is not to be followed.
+        plan = self._plan if self._plan is not None and self._plan.is_unwritten() else None
+        self.active.index_copy_(0, slots, enters)
+        positions = self.indices.index_select(0, slots).long()
+        self._plan = None if plan is None else plan.after(ActiveChange(slots, positions, enters))
+
+    def noted_active(self) -> Tensor:
+        """Which of B were in A at the last exchange: what the reservoir knows of."""
+        return unpack(self.noted[1:], self.active) if self.is_noted else self.active
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether A has changed since the last exchange."""
+        return bool(self.noted[0])
 
     def _count(self) -> None:
         """Reads the sizes off the sets, where they may have changed."""
@@ -270,6 +332,8 @@ class SparseWeight(NotATensor):
         for derived in (
             "_plan",
             "_chooser",
+            "_within",
+            "_bound",
             "tape",
             "wants_gradient",
             "number",
@@ -308,6 +372,10 @@ class SparseWeight(NotATensor):
         local_metadata = {**local_metadata, "assign_to_params_buffers": False}
         check_state(self, state_dict, prefix)
         self._fit(state_dict, prefix)
+        self._bound = None
+        if prefix + "step" in state_dict:  # what states of version 0.1 do not have
+            for name in LATER:
+                state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
         self._count()
         self.copies.mark()
@@ -321,5 +389,6 @@ class SparseWeight(NotATensor):
         resize_(self.values, self.values.new_zeros(num_slots))
         self.indices = self.indices.new_zeros(num_slots)
         self.active = self.active.new_zeros(num_slots)
+        self.noted = nothing_noted(self.indices)
         if self.companion is not None:
             self.companion.fit(num_slots)

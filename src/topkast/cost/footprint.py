@@ -107,7 +107,7 @@ def weight_footprint(
         weight     e·|B|
         gradient   e·|B|
         optimizer  e·|B|·moments
-        sets       (i + 1)·|B|, and 24 + 8·dimensions + 64
+        sets       (i + 1 + 1/8)·|B|, and 41 + 8·dimensions + 64
         plan       see `plan_footprint`
         reservoir  stored: (e + 1)·n; implicit: 56 + (2i + e)·u·(n - |B|); 0 if the method fetches nothing
         companion  what the method says that it keeps, with gradient and moments where that is trained
@@ -125,9 +125,12 @@ def weight_footprint(
     trained = Tensors(counts.backward, 1, weight.element_size, weight.is_trained)
     return {
         **dense_footprint(trained, optimizer),
-        # Positions and flags; dims, step, changed and key in int64; what `auto` has decided.
-        "sets": (index + 1) * counts.backward + 8 * (len(weight.shape) + 3) + NUM_SIZES,
-        "plan": _compiled_bytes(weight, counts),
+        # Positions and flags; dims, step, key and three counts in int64; what `auto` has decided.
+        "sets": (index + 1) * counts.backward
+        + 8 * (len(weight.shape) + 5)
+        + NUM_SIZES
+        + (1 + -(-counts.backward // 8)),  # A at the last exchange
+        "plan": _compiled_bytes(weight, counts, method.has_two_clocks),
         "reservoir": _reservoir_bytes(weight, counts, method, reservoir, returned, index),
         "companion": _companion_bytes(method, counts, optimizer),
     }
@@ -142,17 +145,22 @@ def total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return sums
 
 
-def _compiled_bytes(weight: Weight, counts: Counts) -> int:
+def _compiled_bytes(weight: Weight, counts: Counts, has_slack: bool) -> int:
     geometry, size = weight.geometry, 0
     if "embedding" in weight.kinds:
         size += table_footprint(weight.shape[0], counts.backward)
     if geometry is not None and geometry.num_dims < 3:  # in three dimensions there is no native engine
         gathers = gathers_input_grad(weight.shape[2:], geometry)
         size += plan_footprint(
-            weight.shape, counts.forward, counts.backward, groups=geometry.groups, gathers=gathers
+            weight.shape,
+            counts.forward,
+            counts.backward,
+            groups=geometry.groups,
+            gathers=gathers,
+            has_slack=has_slack,
         )
     if "linear" in weight.kinds:
-        size += plan_footprint(weight.shape, counts.forward, counts.backward)
+        size += plan_footprint(weight.shape, counts.forward, counts.backward, has_slack=has_slack)
     return size
 
 
@@ -215,6 +223,8 @@ class PlanSizes:
         samples_density: For B.
         small_tile: Rows of a tile of A; a large one if there are `many_rows`.
         samples_tiles: How many tiles B is cut into, if they have at least and at most the rows that follow.
+        slack_share: Once A has changed, a cell has room for one more element in so many, and for
+            `least_slack` more.
     """
 
     look_ahead: int = 16
@@ -230,6 +240,8 @@ class PlanSizes:
     samples_tiles: int = 8
     least_samples_tile: int = 8
     most_samples_tile: int = 64
+    slack_share: int = 32
+    least_slack: int = 8
 
 
 _SIZES = PlanSizes(**(plan_sizes() or {}))
@@ -252,10 +264,14 @@ class _Cut:
     density: float
 
     @property
+    def num_cells(self) -> int:
+        """How many (tile, block) there are."""
+        return -(-self.num_rows // self.tile_rows) * -(-self.num_columns // self.block_columns)
+
+    @property
     def list_bytes(self) -> int:
-        """Two 64-bit numbers for each (tile, block), and the end."""
-        cells = -(-self.num_rows // self.tile_rows) * -(-self.num_columns // self.block_columns)
-        return 2 * 8 * (cells + 1)
+        """Two 64-bit numbers for each cell, and the end."""
+        return 2 * 8 * (self.num_cells + 1)
 
     @property
     def segment_bytes(self) -> float:
@@ -281,6 +297,7 @@ def plan_footprint(
     groups: int = 1,
     gathers: bool = False,
     explores: bool = True,
+    has_slack: bool = False,
 ) -> int:
     """Of the Plan of a linear layer or a convolution.
 
@@ -297,6 +314,7 @@ def plan_footprint(
         gathers: Whether the input gradient of a convolution is a convolution too; see
             `native.gathers_input_grad`.
         explores: Whether all of B is updated, or A alone.
+        has_slack: Whether A has changed since the Plan was made, which gives every cell some room.
     """
     rows, taps = shape[0], math.prod(shape[2:])
     columns = math.prod(shape[1:])
@@ -315,7 +333,19 @@ def plan_footprint(
     columns_of_b = 2 * (updated + samples.filling + _SIZES.look_ahead)
     row_firsts = 4 * (rows + 1) * (1 if explores else 2)
     cells = sum(cut.list_bytes + cut.segment_bytes for cut in (by_row, by_column, samples))
-    return round(sweeps + columns_of_b + row_firsts + cells)
+    ends = sum(2 * 8 * cut.num_cells for cut in (by_row, by_column))
+    slack = sum(_slack(cut, forward, 2 + offset) for cut in (by_row, by_column)) if has_slack else 0
+    return round(sweeps + columns_of_b + row_firsts + cells + ends + slack)
+
+
+def _slack(cut: _Cut, forward: int, element_bytes: int) -> float:
+    """Room for elements and for segments, of 4 bytes each, behind those of every cell."""
+    least = _SIZES.least_slack * cut.num_cells
+    return (
+        element_bytes * (forward / _SIZES.slack_share + least)
+        + cut.segment_bytes / _SIZES.slack_share
+        + 4 * (least + cut.num_cells)  # and how far each cell is from being in order
+    )
 
 
 def table_footprint(num_rows: int, backward: int) -> int:

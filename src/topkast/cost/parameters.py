@@ -66,8 +66,11 @@ class LayerStats:
         step: Optimizer steps taken.
         changed: Share of all n elements that entered or left A at the last refresh: Σ(m - m')²/n, the
             measure of the paper's Figure 3a.
+        exchanged: Share of all n elements that entered B at the last exchange.
+        early_exchanges: How many exchanges came before their time, so that A stayed the Top-K of θ.
         reservoir_used: Share of the initial C that has been in B.
-        reservoir_activated: Share of the initial C that has been in A, as in the paper's Figure 3b.
+        reservoir_activated: Share of the initial C that has been in A when sets were exchanged, as in the
+            paper's Figure 3b.
         bytes: By part: values, gradient, indices, reservoir; and "dense", the dense weight's.
     """
 
@@ -79,6 +82,8 @@ class LayerStats:
     backward_density: float
     step: int
     changed: float
+    exchanged: float
+    early_exchanges: int
     reservoir_used: float
     reservoir_activated: float
     bytes: dict[str, int]
@@ -97,6 +102,8 @@ def layer_stats(weight: SparseWeight) -> LayerStats:
         backward_density=backward / counts.numel,
         step=weight.steps,
         changed=int(weight.changed) / counts.numel,
+        exchanged=int(weight.exchanged) / counts.numel,
+        early_exchanges=int(weight.early),
         reservoir_used=used,
         reservoir_activated=activated,
         bytes=_bytes(weight),

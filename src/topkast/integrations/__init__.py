@@ -31,5 +31,6 @@ def figures(sparse: Handle) -> dict[str, float]:
         "topkast/forward_density": sum(s.forward for s in stats) / total,
         "topkast/backward_density": sum(s.backward for s in stats) / total,
         "topkast/changed": sum(s.changed * s.numel for s in stats) / total,
+        "topkast/exchanged": sum(s.exchanged * s.numel for s in stats) / total,
         "topkast/reservoir_used": used / outside if outside else 0.0,
     }

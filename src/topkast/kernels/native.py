@@ -7,6 +7,7 @@ of the right type. See `native/sweep_impl.hpp` for how it works.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from topkast.kernels.csr import CSREngine
 from topkast.kernels.engine import ConvGeometry, output_space
-from topkast.kernels.plan import Plan
+from topkast.kernels.plan import ActiveChange, Plan
 
 try:
     from topkast.kernels import _native
@@ -52,65 +53,6 @@ def plan_sizes() -> dict[str, Any] | None:
     return None if _native is None else _native.plan_sizes()
 
 
-def is_present(device: torch.device) -> bool:
-    """Whether the compiled core is there and can work on this device."""
-    return _native is not None and device.type == "cpu"
-
-
-def can_select(numbers: Tensor) -> bool:
-    """Whether `top_k` takes this tensor."""
-    return is_present(numbers.device) and numbers.dtype in _SUFFIX
-
-
-def threads_for(numel: int) -> int:
-    """How many threads to use for a pass over so many numbers: waking another one takes longer than a few."""
-    return torch.get_num_threads() if numel >= 1 << 14 else 1
-
-
-def top_k(numbers: Tensor, k: int) -> Tensor:
-    """Positions of the k largest |numbers|, ties to the smaller position, increasing. O(n), threaded."""
-    numbers = numbers.detach().contiguous()
-    out = torch.empty(k, dtype=torch.int64)
-    select = getattr(_native, f"top_k_{_SUFFIX[numbers.dtype]}")
-    select(numbers.data_ptr(), numbers.numel(), k, out.data_ptr(), k, threads_for(numbers.numel()))
-    return out
-
-
-def count_at_least(numbers: Tensor, threshold: float) -> int:
-    """How many of |numbers| are at least `threshold`."""
-    numbers = numbers.detach().contiguous()
-    count = getattr(_native, f"count_at_least_{_SUFFIX[numbers.dtype]}")
-    return count(*_buffer(numbers), threshold, threads_for(numbers.numel()))
-
-
-def match(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `core.select.match`: the same in one pass over both lists, threaded."""
-    assert _native is not None  # `is_present` was asked
-    before, after = before.contiguous(), after.contiguous()
-    source = torch.empty_like(after)
-    threads = threads_for(after.numel())
-    changes = _native.Changes(*_buffer(before), *_buffer(after), *_buffer(source), threads)
-    entering, leaving = after.new_empty(changes.num_entering), after.new_empty(changes.num_leaving)
-    changes.write(*_buffer(entering), *_buffer(leaving))
-    return source, entering, leaving
-
-
-def can_gather(numbers: Tensor, places: Tensor) -> bool:
-    """Whether `gather` takes these tensors."""
-    is_list = numbers.ndim == 1 and numbers.element_size() in (1, 2, 4, 8)
-    has_places = places.dtype == torch.int64 and places.device.type == "cpu"
-    return is_present(numbers.device) and is_list and has_places
-
-
-def gather(numbers: Tensor, source: Tensor) -> Tensor:
-    """``numbers[source]``. Threaded: torch's `index_select` of one dimension is not."""
-    numbers, source = numbers.detach().contiguous(), source.contiguous()
-    out = torch.empty(source.numel(), dtype=numbers.dtype)
-    function = getattr(_native, f"gather_{numbers.element_size()}")
-    function(*_buffer(numbers), *_buffer(source), *_buffer(out), threads_for(source.numel()))
-    return out
-
-
 def _computed(x: Tensor) -> Tensor:
     """Contiguous, in a type the kernels have: half precision is computed in float32 and rounded once."""
     return x.contiguous() if x.dtype in _SUFFIX else x.float().contiguous()
@@ -125,34 +67,77 @@ def _buffer(x: Tensor | None) -> tuple[int, int]:
     return (0, 0) if x is None else (x.data_ptr(), x.numel())
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """Something of the compiled core that was made of a Plan.
+
+    Attributes:
+        core: The compiled object.
+        groups: Of a convolution, whose matrix has the columns of all groups.
+    """
+
+    core: Any
+    groups: int = 1
+    shape: tuple[int, int] = (0, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.core.num_bytes
+
+    def follow(self, change: ActiveChange) -> bool:
+        return False
+
+
+class _CompiledPlan(_Compiled):
+    def follow(self, change: ActiveChange) -> bool:
+        positions = _grouped(change.positions, *self.shape, self.groups)
+        buffers = (change.slots.data_ptr(), positions.data_ptr(), change.enters.data_ptr())
+        self.core.update(*buffers, change.slots.numel(), torch.get_num_threads())
+        return True
+
+
+class _CompiledTable(_Compiled):
+    def follow(self, change: ActiveChange) -> bool:
+        self.core.update(change.slots.data_ptr(), change.enters.data_ptr(), change.slots.numel())
+        return True
+
+
 def _plan(plan: Plan, geometry: ConvGeometry | None = None) -> Any:
     """The compiled Plan of a Plan; built, from a copy of the indices that is checked again, on first use.
 
     The matrix of a convolution with groups has the columns of all groups; a row's elements are in its own.
     """
-    assert _native is not None  # `check_engine` has seen to it
     plan.require_valid()
-    groups, gathers = 1, False
-    if geometry is not None:
+    if geometry is None:
+        key, groups, gathers = "native", 1, False
+    else:
         groups, gathers = geometry.groups, gathers_input_grad(plan.shape[2:], geometry)
-    key = f"native, {groups} groups, {'gathers' if gathers else 'scatters'}"
-    compiled: Any = plan.derived.get(key)
-    if compiled is None:
-        positions, active = _grouped_positions(plan, groups), plan.active.contiguous()
-        compiled = _native.Plan(
-            num_rows=plan.num_rows,
-            num_columns=plan.num_columns * groups,
-            positions=positions.data_ptr(),
-            index_bytes=positions.element_size(),
-            active=active.data_ptr(),
-            num_slots=plan.num_slots,
-            explores=plan.explores,
-            taps=math.prod(plan.shape[2:]),
-            gathers=gathers,
-            num_threads=torch.get_num_threads(),
+        key = f"native, {groups} groups, {'gathers' if gathers else 'scatters'}"
+    made = plan.derived.get(key)
+    if made is None:
+        made = plan.derived[key] = _CompiledPlan(
+            _new_plan(plan, groups, gathers), groups, (plan.num_rows, plan.num_columns)
         )
-        plan.derived[key] = compiled
-    return compiled
+    return made.core  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _new_plan(plan: Plan, groups: int, gathers: bool) -> Any:
+    assert _native is not None  # `check_engine` has seen to it
+    positions, active = plan.indices.contiguous(), plan.active.contiguous()
+    if groups > 1:
+        positions = _grouped(positions.long(), plan.num_rows, plan.num_columns, groups)
+    return _native.Plan(
+        num_rows=plan.num_rows,
+        num_columns=plan.num_columns * groups,
+        positions=positions.data_ptr(),
+        index_bytes=positions.element_size(),
+        active=active.data_ptr(),
+        num_slots=plan.num_slots,
+        explores=plan.explores,
+        taps=math.prod(plan.shape[2:]),
+        gathers=gathers,
+        num_threads=torch.get_num_threads(),
+    )
 
 
 def gathers_input_grad(kernel: tuple[int, ...], g: ConvGeometry) -> bool:
@@ -165,35 +150,36 @@ def _table(plan: Plan) -> Any:
     """The compiled Table of a Plan, for embeddings; built on first use."""
     assert _native is not None  # `check_engine` has seen to it
     plan.require_valid()
-    compiled: Any = plan.derived.get("native table")
-    if compiled is None:
+    made = plan.derived.get("native table")
+    if made is None:
         positions, active = plan.positions.contiguous(), plan.active.contiguous()
         buffers = (positions.data_ptr(), active.data_ptr(), plan.num_slots)
-        compiled = _native.Table(plan.num_rows, plan.num_columns, *buffers, plan.explores)
-        plan.derived["native table"] = compiled
-    return compiled
+        core = _native.Table(plan.num_rows, plan.num_columns, *buffers, plan.explores)
+        made = plan.derived["native table"] = _CompiledTable(core)
+    return made.core  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _rows(plan: Plan) -> Any:
     """The compiled Rows of a Plan, for few tokens; built on first use."""
     assert _native is not None  # `check_engine` has seen to it
     plan.require_valid()
-    compiled: Any = plan.derived.get("native rows")
-    if compiled is None:
+    made = plan.derived.get("native rows")
+    if made is None:
         positions, active = plan.indices.contiguous(), plan.active.contiguous()
         buffers = (positions.data_ptr(), positions.element_size(), active.data_ptr(), plan.num_slots)
-        compiled = _native.Rows(plan.num_rows, plan.num_columns, *buffers)
-        plan.derived["native rows"] = compiled
-    return compiled
+        made = plan.derived["native rows"] = _Compiled(
+            _native.Rows(plan.num_rows, plan.num_columns, *buffers)
+        )
+    return made.core  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _grouped_positions(plan: Plan, groups: int) -> Tensor:
+def _grouped(positions: Tensor, num_rows: int, num_columns: int, groups: int) -> Tensor:
+    """Positions in the matrix that has the columns of all groups."""
     if groups == 1:
-        return plan.indices.contiguous()
-    positions = plan.positions
-    rows, columns = positions // plan.num_columns, positions % plan.num_columns
-    group = rows // (plan.num_rows // groups)
-    return (rows * groups + group) * plan.num_columns + columns
+        return positions
+    rows, columns = positions // num_columns, positions % num_columns
+    group = rows // (num_rows // groups)
+    return (rows * groups + group) * num_columns + columns
 
 
 def _sizes(plan: Plan, x: Tensor, geometry: ConvGeometry) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 Engines accept Plans and nothing else, so no index that came from a file, a user or another process
 reaches a kernel unchecked. A Plan has no copy of the positions: it looks at the buffers it was made from, and
-refuses to be used when somebody has given them another content since.
+refuses to be used when somebody has given them another content since. Where A has changed within B, the next
+Plan takes over what the last one has, which costs what has changed.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import math
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from topkast.kernels.positions import fingerprint, glance, index_dtype
+from topkast.kernels.positions import fingerprint, fingerprint_change, glance, index_dtype
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,40 @@ class Pattern:
         return entries.new_zeros(num_slots).index_copy_(0, self.slots, entries)
 
 
+@dataclass(frozen=True)
+class ActiveChange:
+    """Elements of B that enter A or leave it.
+
+    Attributes:
+        slots: Of each, increasing, int64.
+        positions: Of each, int64.
+        enters: Whether it enters.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    enters: Tensor
+
+
+class Derived(Protocol):
+    """What engines make of a Plan."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def follow(self, change: ActiveChange) -> bool:
+        """Takes over a change of A; False if it has to be made anew instead."""
+        ...
+
+
+# A Plan is made anew if A changes by more than this share of B: it takes about as long.
+_MOST_CHANGES = 1 / 32
+
 # All of the content is looked at in one of so many uses, a sample of it in every one.
 _USES_PER_LOOK = 16
+
+# What is derived from A, and not to be taken over.
+_OF_A = ("num_active", "forward_rows", "forward_columns")
 
 _handles = itertools.count()
 _living: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
@@ -82,11 +116,32 @@ class Plan:
         self.num_columns = self.numel // max(1, self.num_rows)
         self.explores = explores
         self.num_slots = indices.numel()
-        self.derived: dict[str, object] = {}
+        self.derived: dict[str, Derived] = {}
         self._fingerprint = fingerprint(indices, active, self.numel)
         self._look_at(indices, active)
+        self._register()
+
+    def _register(self) -> None:
         self.handle = next(_handles)
         _living[self.handle] = self
+
+    def after(self, change: ActiveChange) -> Plan | None:
+        """The Plan for the same B once A has changed so, and its buffers with it. This one is used up.
+
+        None if it had better be made anew: too much has changed, or more than A depends on it.
+        """
+        limit = _MOST_CHANGES * self.num_slots
+        if not self.explores or change.slots.numel() > max(64, limit) or not self._indices.is_cpu:
+            return None
+        plan = object.__new__(Plan)
+        taken = {name: value for name, value in vars(self).items() if name not in _OF_A}
+        vars(plan).update(taken)
+        plan._fingerprint = (self._fingerprint + fingerprint_change(change.slots, change.enters)) % 2**64
+        plan._look_at(self._indices, self._active)
+        plan._register()
+        plan.derived = {name: made for name, made in self.derived.items() if made.follow(change)}
+        self.derived = {}
+        return plan
 
     @staticmethod
     def of(handle: int) -> Plan:
@@ -116,8 +171,8 @@ class Plan:
         self._glance = glance(indices, active)
         self._num_uses = 0
 
-    def _is_unwritten(self) -> bool:
-        """Whether the version counters are where they were."""
+    def is_unwritten(self) -> bool:
+        """Whether the version counters of its buffers are where they were."""
         return self._versions == (_version(self._indices), _version(self._active))
 
     def _is_content_of(self, indices: Tensor, active: Tensor) -> bool:
@@ -138,7 +193,7 @@ class Plan:
         if explores != self.explores:
             return False
         is_same = indices is self._indices and active is self._active
-        if is_same and self._is_unwritten() and self._glance == glance(indices, active):
+        if is_same and self.is_unwritten() and self._glance == glance(indices, active):
             self._num_uses += 1
             if self._num_uses % _USES_PER_LOOK or indices.device.type != "cpu":
                 return True
@@ -153,7 +208,7 @@ class Plan:
         Raises:
             RuntimeError: The buffers it was made from have another content by now.
         """
-        if self._is_unwritten():  # of what no counter sees, `describes` knew in the forward pass
+        if self.is_unwritten():  # of what no counter sees, `describes` knew in the forward pass
             return
         if not self.describes(self._indices, self._active, explores=self.explores):
             raise RuntimeError(

@@ -96,10 +96,31 @@ def _check_order(positions: Tensor, numel: int) -> None:
         raise ValueError(f"indices must be strictly increasing, got {what} {first}, {second} at slot {slot}")
 
 
+def fingerprint_change(slots: Tensor, enters: Tensor) -> int:
+    """What is added to a fingerprint, modulo 2^64, when slots enter A or leave it."""
+    if _native is None or not (slots.is_cpu and enters.is_cpu):
+        parts = _mix(_named(slots))
+        return int(torch.where(enters, parts, -parts).sum())
+    return _native.inspect_change(slots.data_ptr(), enters.data_ptr(), slots.numel())
+
+
 def _mixed(positions: Tensor, active: Tensor) -> int:
-    """The sum of a mixed-up number per element. Sound positions are a set: their order adds nothing."""
-    mixed = positions.long() * 2 + active + 1
+    """The sum of a mixed-up number per element of B and one per slot of A.
+
+    Sound positions are a set: their order adds nothing.
+    """
+    slots = torch.nonzero(active).flatten()
+    return int(_mix(positions.long() + 1).sum()) + int(_mix(_named(slots)).sum())
+
+
+def _named(slots: Tensor) -> Tensor:
+    """Numbers that no position has: those are positive."""
+    return -1 - slots
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    mixed = numbers
     for factor in _MIX:
         mixed = mixed * factor
         mixed = mixed ^ (mixed >> 29)
-    return int(mixed.sum())
+    return mixed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from topkast.kernels import native
+from topkast.kernels import native, passes
 
 LARGEST = 2**48
 KINDS = ("uniform", "normal")
@@ -52,7 +52,7 @@ class Stream:
     def positions(self, first: int, count: int) -> Tensor:
         """Positions of `count` ranks from `first` on, increasing (not in order of rank)."""
         out = torch.empty(count, dtype=torch.int64)
-        self._stream.positions(first, count, out.data_ptr(), count, native.threads_for(count))
+        self._stream.positions(first, count, out.data_ptr(), count, passes.threads_for(count))
         return out
 
     def look_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ class Stream:
         ranks, values = torch.empty_like(positions), torch.empty(positions.numel(), dtype=self.dtype)
         function = getattr(self._stream, f"look_up_{_SUFFIX[self.dtype]}")
         buffers = [n for t in (positions, ranks, values) for n in (t.data_ptr(), t.numel())]
-        function(*buffers, native.threads_for(positions.numel()))
+        function(*buffers, passes.threads_for(positions.numel()))
         return ranks, values
 
     def ranks(self, positions: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Stream:
         """All of θ, flat. For small weights."""
         out = torch.empty(self.numel, dtype=self.dtype)
         getattr(self._stream, f"dense_{_SUFFIX[self.dtype]}")(
-            out.data_ptr(), self.numel, native.threads_for(self.numel)
+            out.data_ptr(), self.numel, passes.threads_for(self.numel)
         )
         return out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -38,11 +39,33 @@ class Method(ABC):
             "`backward_sparsity`",
         )
 
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Method:
+        """The method with these settings, as a file of this version or an older one has them."""
+        return cls(**settings)
+
     # ---- the sets -----------------------------------------------------------------------------------
 
     @abstractmethod
     def is_due(self, step: int) -> bool:
         """Whether sets are chosen anew after step number `step` (1 is the first)."""
+
+    def refreshes_after(self, step: int) -> bool:
+        """Whether A is chosen anew within B after step number `step`, if the sets are not due."""
+        return False
+
+    @property
+    def has_two_clocks(self) -> bool:
+        """Whether A is chosen within B more often than B is chosen."""
+        return False
+
+    @property
+    def keeps_top(self) -> bool:
+        """Whether A must be the Top-K of all θ after every refresh.
+
+        If an element of C could be larger than one of A, an exchange then comes before its time.
+        """
+        return False
 
     @abstractmethod
     def choose(self, moment: Moment) -> Sets:

@@ -17,7 +17,8 @@ class Choice:
     Attributes:
         forward_sparsity: 1 - D.
         backward_sparsity: 1 - D - M. By default B has twice the elements of A.
-        refresh_every: Steps from one choice of sets to the next.
+        refresh_every: Steps from one choice of sets to the next; of A within B for Top-KAST.
+        exchange_every: Steps from one choice of B to the next, for Top-KAST.
         begin: Step at which pruning begins.
         t_end: Step at which the schedule ends: RigL's and SNFS's updates, pruning, Top-KAST's exploration.
         exploration: How Top-KAST chooses B∖A: "magnitude" or "random".
@@ -27,6 +28,7 @@ class Choice:
     forward_sparsity: float | None = None
     backward_sparsity: float | None = None
     refresh_every: int | None = None
+    exchange_every: int | None = None
     begin: int | None = None
     t_end: int | None = None
     steps: int | None = None
@@ -61,8 +63,9 @@ OPTIONS = tuple(f.name for f in fields(Choice) if f.name != "steps")
 
 
 def _topkast(c: Choice) -> Method:
-    chosen: dict[str, Any] = {} if c.exploration is None else {"exploration": c.exploration}
-    return TopKAST(c.forward(), c.backward(), explore_until=c.t_end, **chosen, **c.every("refresh_every"))
+    said = {name: getattr(c, name) for name in ("refresh_every", "exchange_every", "exploration")}
+    chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    return TopKAST(c.forward(), c.backward(), explore_until=c.t_end, **chosen)
 
 
 def _rigl(c: Choice) -> Method:
@@ -88,7 +91,6 @@ class Named:
         title: For people.
         takes: Those of `OPTIONS` that it has.
         words: Its title in tables of its own, where "static" would not say enough.
-        every: `refresh_every` of `topkast train`, whose runs are short; None is the method's own default.
         is_occasional: Whether it chooses sets now and then, so that a short run does so more often.
     """
 
@@ -96,14 +98,14 @@ class Named:
     title: str
     takes: tuple[str, ...]
     words: str = ""
-    every: int | None = None
     is_occasional: bool = False
 
 
 _ONE = ("forward_sparsity", "refresh_every")
 METHODS: Mapping[str, Named] = {
-    # On choosing N see docs/method.md.
-    "topkast": Named(_topkast, "Top-KAST", (*_ONE, "backward_sparsity", "t_end", "exploration"), every=1),
+    "topkast": Named(
+        _topkast, "Top-KAST", (*_ONE, "backward_sparsity", "exchange_every", "t_end", "exploration")
+    ),
     "static": Named(lambda c: Static(c.forward()), "static", ("forward_sparsity",), "fixed random mask"),
     "set": Named(lambda c: SET(c.forward(), **c.every("update_every")), "SET", _ONE, is_occasional=True),
     "rigl": Named(_rigl, "RigL", (*_ONE, "t_end"), is_occasional=True),

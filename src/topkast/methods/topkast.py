@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -14,24 +14,36 @@ from topkast.core.select import random_outside, top_k, top_together, within_toge
 from topkast.core.sets import Counts, Sets
 from topkast.methods.base import Method
 
+# Steps from one exchange to the next, by default.
+_EXCHANGE = 100
+
 
 @dataclass(frozen=True)
 class TopKAST(Method):
-    """Top-K Always Sparse Training.
+    """Top-K Always Sparse Training, with two clocks.
 
     A = TopK(θ, D) is used in the forward pass and for the input gradient; B = TopK(θ, D+M) ⊇ A receives
-    the weight gradient; both are chosen anew every N steps.
+    the weight gradient. A *refresh* chooses A within B: a pass over |B| numbers. An *exchange* chooses both
+    from all of θ: elements enter B and leave it. The paper's settings are (1, 1) and (100, 100).
+
+    Between exchanges C does not move. If the least magnitude in A falls to the largest in C, an exchange
+    happens at once, so that A is TopK(θ, D) after every refresh, and only B lags.
 
     Example:
-        >>> TopKAST(forward_sparsity=0.9, backward_sparsity=0.8).refresh_every
-        100
+        >>> method = TopKAST(forward_sparsity=0.9, backward_sparsity=0.8)
+        >>> method.refresh_every, method.exchange_every
+        (1, 100)
 
     Attributes:
         forward_sparsity: 1 - D.
         backward_sparsity: 1 - D - M.
-        refresh_every: N. The paper finds 100 as good as 1 (its appendix on implementation).
+        refresh_every: Steps from one refresh to the next, 1 by default. With ``scope="global"`` A is chosen
+            at exchanges only.
+        exchange_every: Steps from one exchange to the next, a multiple of `refresh_every`. By default the
+            first multiple that is at least 100.
         exploration: How B∖A is chosen: "magnitude", the next largest |θ|; or "random", uniformly from
-            the rest (the paper's ablation).
+            the rest (the paper's ablation). Between exchanges A is then the Top-K of B, not of θ: C may
+            hold larger ones, and no exchange comes early.
         explore_until: Step t from which only A is updated ("Top-KAST (t)" in the paper's Table 1). A is
             still the Top-K of all of θ; what is outside A keeps its value. None explores to the end.
         scope: "layer": Top-K within each layer, as in the paper's experiments. "global": Top-K over all
@@ -41,14 +53,15 @@ class TopKAST(Method):
     forward_sparsity: float
     backward_sparsity: float
     _: KW_ONLY
-    refresh_every: int = 100
+    refresh_every: int = None  # pyright: ignore[reportAssignmentType]  (known once it is made)
+    exchange_every: int = None  # pyright: ignore[reportAssignmentType]
     exploration: Literal["magnitude", "random"] = "magnitude"
     explore_until: int | None = None
     scope: Literal["layer", "global"] = "layer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_steps("`refresh_every`", self.refresh_every, at_least=1)
+        self._set_clocks()
         if self.explore_until is not None:
             check_steps("`explore_until`", self.explore_until, at_least=0)
         if self.exploration not in ("magnitude", "random"):
@@ -58,11 +71,52 @@ class TopKAST(Method):
         if self.scope == "global" and self.exploration == "random":
             raise ValueError("`exploration='random'` needs `scope='layer'`: a layer explores within itself")
 
+    def _set_clocks(self) -> None:
+        """Fills in the defaults and checks that the one is a multiple of the other."""
+        refresh, exchange = self.refresh_every, self.exchange_every
+        for name, steps in (("`refresh_every`", refresh), ("`exchange_every`", exchange)):
+            if steps is not None:
+                check_steps(name, steps, at_least=1)
+        if self.scope == "global":  # both are one, unless somebody says otherwise
+            refresh, exchange = refresh or exchange or _EXCHANGE, exchange or refresh
+        refresh = refresh or 1
+        exchange = exchange or -(-_EXCHANGE // refresh) * refresh
+        if exchange % refresh:
+            raise ValueError(
+                f"`exchange_every` must be a multiple of `refresh_every` ({refresh}), got {exchange}: an "
+                "exchange chooses A too"
+            )
+        if self.scope == "global" and refresh != exchange:
+            raise ValueError(
+                "`scope='global'` chooses A at exchanges only, since budgets move between layers: leave "
+                f"`refresh_every` out, or make it equal to `exchange_every` ({exchange}), got {refresh}"
+            )
+        object.__setattr__(self, "refresh_every", refresh)
+        object.__setattr__(self, "exchange_every", exchange)
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> TopKAST:
+        """From what a file says. Up to version 0.1 there was one clock."""
+        if "refresh_every" in settings and "exchange_every" not in settings:
+            settings = {**settings, "exchange_every": settings["refresh_every"]}
+        return cls(**settings)
+
     def exploration_end(self) -> int | None:
         return self.explore_until
 
     def is_due(self, step: int) -> bool:
-        return step % self.refresh_every == 0
+        return step % self.exchange_every == 0
+
+    def refreshes_after(self, step: int) -> bool:
+        return self.has_two_clocks and step % self.refresh_every == 0
+
+    @property
+    def has_two_clocks(self) -> bool:
+        return self.refresh_every < self.exchange_every
+
+    @property
+    def keeps_top(self) -> bool:
+        return self.exploration == "magnitude"
 
     @property
     def has_penalty(self) -> bool:

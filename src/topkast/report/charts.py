@@ -133,8 +133,14 @@ def _scale_x(axes: Any, axis: Axis, xs: Sequence[float]) -> None:
 
 @styled
 def change_figure(run: Run) -> Any:
-    """Share of weights that entered or left A at the last refresh: minimum, mean, maximum over layers."""
+    """Share of weights that entered or left A at the last refresh: minimum, mean, maximum over layers.
+
+    With two clocks also of those that entered B at the last exchange.
+    """
     rows = [("changed", "mean over layers")]
+    if any(layer.early is not None for point in run.points for layer in point.layers.values()):
+        rows = [("changed", "entered or left A, at a refresh"), ("exchanged", "entered B, at an exchange")]
+        return _sets_figure(run, rows, "share of weights that moved", 100)
     return _sets_figure(run, rows, "share of weights that\nentered or left A", 100)
 
 

@@ -148,7 +148,7 @@ def _flops(run: Run) -> Tile | None:
 
 LAYER_HEADER = (
     *("layer", "shape", "|A|", "A, share", "|B|", "B, share"),
-    *("A changed", "C used", "C activated", "engine", "bytes", "of dense"),
+    *("A changed", "B changed", "early", "C used", "C activated", "engine", "bytes", "of dense"),
 )
 
 
@@ -161,7 +161,10 @@ def _layer_row(run: Run, name: str) -> tuple[str, ...]:
     layer, now = run.layers[name], run.last.layers.get(name)
     forward = now.forward if now is not None and now.forward is not None else layer.forward
     backward = now.backward if now is not None and now.backward is not None else layer.backward
-    moved = (MISSING,) * 3 if now is None else tuple(map(percent, (now.changed, now.used, now.activated)))
+    moved = (MISSING,) * 5
+    if now is not None:
+        changes = percent(now.changed), percent(now.exchanged), count(now.early)
+        moved = (*changes, percent(now.used), percent(now.activated))
     parts = {} if run.bytes is None else run.bytes.layers.get(name, {})
     total, dense = parts.get("total"), parts.get("dense")
     share = of_whole(total, dense) if total is not None and dense is not None else math.nan

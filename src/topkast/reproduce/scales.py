@@ -96,10 +96,17 @@ class Scale:
             "forward_sparsity": recipe.forward,
             "backward_sparsity": recipe.backward,
             "exploration": recipe.exploration,
-            "refresh_every": self._every(recipe, steps),
+            **self._clocks(recipe, steps),
             "t_end": None if recipe.stop is None else round(recipe.stop * steps),
         }
         return {name: value for name, value in values.items() if value is not None}
+
+    def _clocks(self, recipe: Recipe, steps: int) -> dict[str, Any]:
+        """The paper has one for both sets, which is at every step unless a recipe says otherwise."""
+        every = self._every(recipe, steps)
+        if recipe.method == "topkast":
+            return dict.fromkeys(("refresh_every", "exchange_every"), every or 1)
+        return {"refresh_every": every}
 
     def _every(self, recipe: Recipe, steps: int) -> int | None:
         if recipe.refresh_steps is not None:

@@ -42,7 +42,7 @@ def as_json(event: Event) -> dict[str, Any]:
             "quality": event.quality,
             "flops": event.flops,
             "lr": event.lr,
-            "layers": {name: vars(layer) for name, layer in event.layers.items()},
+            "layers": {name: _point(layer) for name, layer in event.layers.items()},
         }
     if isinstance(event, Reference):
         return {
@@ -57,6 +57,14 @@ def as_json(event: Event) -> dict[str, Any]:
             "curve": [[p.step, p.seconds, p.loss, p.quality, p.flops] for p in event.points],
         }
     return {"event": "end", **vars(event), "bytes": {} if event.bytes is None else vars(event.bytes)}
+
+
+def _point(layer: LayerPoint) -> dict[str, Any]:
+    """Without what only methods with two clocks have, where there is one."""
+    values = dict(vars(layer))
+    if layer.early is None:
+        del values["exchanged"], values["early"]
+    return values
 
 
 # ---- reading ------------------------------------------------------------------------------------------
@@ -195,6 +203,8 @@ def _layer_point(fields: Fields) -> LayerPoint:
         mean_explored=fields.number_or_nan("mean_explored"),
         forward=fields.count_or_none("forward"),
         backward=fields.count_or_none("backward"),
+        exchanged=fields.number_or_nan("exchanged"),
+        early=fields.count_or_none("early"),
     )
 
 

@@ -45,6 +45,9 @@ class LayerPoint:
         mean_explored: Mean |θ| on B∖A.
         forward: |A|, if it was recorded.
         backward: |B|, if it was recorded.
+        exchanged: Share of all its elements that entered B at the last exchange; NaN where A and B are
+            chosen together.
+        early: How many exchanges came before their time; None where A and B are chosen together.
     """
 
     changed: float
@@ -54,6 +57,8 @@ class LayerPoint:
     mean_explored: float
     forward: int | None
     backward: int | None
+    exchanged: float = math.nan
+    early: int | None = None
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,13 @@ class MethodOptions:
         metavar="S",
     )
     refresh_every: int | None = option(
-        int, None, "steps from one choice of sets to the next", least=1, metavar="N"
-    )
+        int, None, "steps from one choice of sets to the next; of A within B (1) for topkast",
+        least=1, metavar="N",
+    )  # fmt: skip
+    exchange_every: int | None = option(
+        int, None, "steps from one choice of B from all weights to the next (100; topkast)",
+        least=1, metavar="N",
+    )  # fmt: skip
     begin: int | None = option(int, None, "step at which pruning begins", least=0, metavar="T")
     t_end: int | None = option(
         int, None, "step at which the method's schedule, or exploration, ends", least=0, metavar="T"
@@ -247,7 +252,16 @@ def read_run_config(path: Path) -> Config:
     if missing:
         state = "is empty" if not values else "was cut or altered"
         raise ValueError(f"{path} {state}: it lacks {', '.join(missing)}; {_WAY_OUT}")
-    return config
+    return _with_both_clocks(config)
+
+
+def _with_both_clocks(config: Config) -> Config:
+    """Of version 0.1, which had one: A and B were chosen together, at every step by default."""
+    options = config.method
+    if options.method != "topkast" or options.exchange_every is not None:
+        return config
+    every = options.refresh_every or 1
+    return config.with_values({"method": {"refresh_every": every, "exchange_every": every}})
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -77,12 +77,13 @@ def progress(trainer: Trainer, *, loss: float, quality: float, seconds: float, f
         loss=loss,
         quality=quality,
         flops=flops,
-        layers={name: _moved(weight) for name, weight in weights.items()},
+        layers={name: _moved(weight, trainer.method) for name, weight in weights.items()},
         lr=float(trainer.optimizer.param_groups[0]["lr"]),
     )
 
 
-def _moved(weight: SparseWeight) -> LayerPoint:
+def _moved(weight: SparseWeight, method: Method | None) -> LayerPoint:
+    has_two_clocks = method is not None and method.has_two_clocks
     stats = layer_stats(weight)
     values = weight.values.detach().abs()
     return LayerPoint(
@@ -93,6 +94,8 @@ def _moved(weight: SparseWeight) -> LayerPoint:
         mean_explored=_mean(values[~weight.active]),
         forward=stats.forward,
         backward=stats.backward,
+        exchanged=stats.exchanged if has_two_clocks else math.nan,
+        early=stats.early_exchanges if has_two_clocks else None,
     )
 
 

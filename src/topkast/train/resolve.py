@@ -15,8 +15,9 @@ from topkast.convert import Handle, sparsify
 from topkast.core.distribution import nearest
 from topkast.core.initial import Normal
 from topkast.data.datasets import DATA_SETS
+from topkast.methods import TopKAST
 from topkast.methods.base import Method
-from topkast.methods.named import METHODS, OPTIONS, Choice, named_method
+from topkast.methods.named import OPTIONS, Choice, named_method
 from topkast.models.network import Network
 from topkast.models.transformer_xl import INITIAL_STD, initialise
 from topkast.train.config import Config, ModelOptions, section_of
@@ -33,6 +34,7 @@ def resolve(config: Config, task: Task) -> Config:
     batch = sizes.pop("batch")
     lr = task.lr if config.train.lr is None else config.train.lr
     values: dict[str, dict[str, Any]] = {
+        "method": _clocks(config, steps),
         "model": {**sizes, "model": task.network().name},
         "train": {
             "steps": steps,
@@ -48,6 +50,15 @@ def resolve(config: Config, task: Task) -> Config:
     return config.with_values(values)
 
 
+def _clocks(config: Config, steps: int) -> dict[str, Any]:
+    """Both of Top-KAST's, so that what a run has written does not depend on defaults."""
+    if config.method.method != "topkast":
+        return {}
+    method = make_method(config.with_values({"train": {"steps": steps}}))
+    assert isinstance(method, TopKAST)
+    return {"refresh_every": method.refresh_every, "exchange_every": method.exchange_every}
+
+
 def make_method(config: Config) -> Method | None:
     """The method; None for a dense network.
 
@@ -58,8 +69,6 @@ def make_method(config: Config) -> Method | None:
     if options.method == "dense":
         return None
     chosen = {name: getattr(options, name) for name in OPTIONS}
-    if chosen["refresh_every"] is None:
-        chosen["refresh_every"] = METHODS[options.method].every
     method = named_method(options.method, Choice(**chosen, steps=config.train.steps))
     assert config.train.steps is not None
     method.check_run(config.train.steps)

@@ -7,18 +7,23 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
+#include <shared_mutex>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kernels.hpp"
+#include "penalty.hpp"
 #include "plan.hpp"
 #include "positions.hpp"
 #include "rows.hpp"
 #include "select.hpp"
 #include "slots.hpp"
 #include "table.hpp"
+#include "within.hpp"
 
 namespace nb = nanobind;
 using namespace topkast;
@@ -50,6 +55,11 @@ uint64_t inspect_positions(Address positions, int index_bytes, Address active, i
   throw std::invalid_argument("indices must be int32 or int64");
 }
 
+uint64_t inspect_changed(Address slots, Address enters, int64_t count) {
+  return inspect_change(checked<const int64_t>("slots", slots, count, count),
+                        checked<const uint8_t>("enters", enters, count, count), count);
+}
+
 uint64_t glance_at(Address positions, int index_bytes, Address active, int64_t num_slots) {
   if (num_slots < 0) throw std::invalid_argument("a size must not be negative");
   if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
@@ -63,9 +73,54 @@ void checked_linear(const Plan& plan) {
   if (plan.taps() != 1) throw std::invalid_argument("this Plan is for a convolution with more than one tap");
 }
 
+// Takes elements into the A of a Plan, or out of it.
+void update_plan(Plan& plan, Address slots, Address positions, Address enters, int64_t count, int num_threads) {
+  const auto* slot = checked<const int64_t>("slots", slots, count, count);
+  const auto* position = checked<const int64_t>("positions", positions, count, count);
+  const auto* enter = checked<const uint8_t>("enters", enters, count, count);
+  std::vector<Change> changes;
+  changes.reserve(count);
+  for (int64_t i = 0; i < count; ++i) changes.push_back({slot[i], position[i], enter[i] != 0});
+  plan.update(changes, checked_threads(num_threads));
+}
+
+void update_table(Table& table, Address slots, Address enters, int64_t count) {
+  table.update(checked<const int64_t>("slots", slots, count, count),
+               checked<const uint8_t>("enters", enters, count, count), count);
+}
+
+template <typename T>
+bool choose_within(Within& within, Address values, Address active, int64_t n, int64_t k, int num_threads) {
+  if (n < 0) throw std::invalid_argument("a size must not be negative");
+  return within.choose(checked<const T>("values", values, n, n), checked<const uint8_t>("active", active, n, n), n, k,
+                       checked_threads(num_threads));
+}
+
+void write_changed(const Within& within, Address slots, int64_t count) {
+  const std::vector<int64_t>& changed = within.changed();
+  int64_t* out = checked<int64_t>("slots", slots, count, static_cast<int64_t>(changed.size()));
+  std::copy(changed.begin(), changed.end(), out);
+}
+
+template <typename T>
+double penalty_of(Address values, Address active, int64_t n, double outside, int power, int num_threads) {
+  if (n < 0 || power < 1 || power > 2) throw std::invalid_argument("a penalty has a size, and a power of 1 or 2");
+  return penalty(checked<const T>("values", values, n, n), checked<const uint8_t>("active", active, n, n), n, outside,
+                 power, checked_threads(num_threads));
+}
+
+template <typename T>
+void penalty_grad_of(Address values, Address active, int64_t n, double outside, int power, double factor, Address out,
+                     int num_threads) {
+  if (n < 0 || power < 1 || power > 2) throw std::invalid_argument("a penalty has a size, and a power of 1 or 2");
+  penalty_grad(checked<const T>("values", values, n, n), checked<const uint8_t>("active", active, n, n), n, outside,
+               power, factor, output<T>("out", out, n, n), checked_threads(num_threads));
+}
+
 template <typename T>
 void product(const Plan& plan, bool transpose, Address values, int64_t num_values, Address x, int64_t x_length,
              int64_t tokens, Address bias, int64_t bias_length, Address y, int64_t y_length, int num_threads) {
+  const std::shared_lock<std::shared_mutex> together(plan.mutex());
   checked_linear(plan);
   const Sweep& s = transpose ? plan.columns() : plan.rows();
   kernels<T>().product(s, checked<const T>("values", values, num_values, plan.num_slots()),
@@ -100,6 +155,7 @@ template <typename T>
 void backward(const Plan& plan, bool transpose, Address values, int64_t num_values, Address x, int64_t x_length,
               Address dy, int64_t dy_length, int64_t tokens, Address dx, int64_t dx_length, Address dvalues,
               int64_t dvalues_length, Address dbias, int64_t dbias_length, int num_threads) {
+  const std::shared_lock<std::shared_mutex> together(plan.mutex());
   checked_linear(plan);
   // The input gradient sweeps the other way than the forward product did.
   const Sweep& s = transpose ? plan.rows() : plan.columns();
@@ -170,6 +226,7 @@ int64_t output_length(const Conv& g, const Plan& plan) {
 template <typename T>
 void conv(const Plan& plan, const Sizes& sizes, Address values, int64_t num_values, Address x, int64_t x_length,
           Address bias, int64_t bias_length, Address y, int64_t y_length, int num_threads) {
+  const std::shared_lock<std::shared_mutex> together(plan.mutex());
   const Conv g = checked_conv(plan, sizes);
   kernels<T>().conv(plan.rows(), g, checked<const T>("values", values, num_values, plan.num_slots()),
                     checked<const T>("x", x, x_length, input_length(g)),
@@ -181,6 +238,7 @@ template <typename T>
 void conv_backward(const Plan& plan, const Sizes& sizes, Address values, int64_t num_values, Address x,
                    int64_t x_length, Address dy, int64_t dy_length, Address dx, int64_t dx_length, Address dvalues,
                    int64_t dvalues_length, int num_threads) {
+  const std::shared_lock<std::shared_mutex> together(plan.mutex());
   const Conv g = checked_conv(plan, sizes);
   const int64_t inputs = input_length(g);
   const T* out = checked<const T>("dy", dy, dy_length, output_length(g, plan));
@@ -278,6 +336,8 @@ nb::dict plan_sizes() {
   sizes["samples_tiles"] = PlanSizes::samples_tiles;
   sizes["least_samples_tile"] = PlanSizes::least_samples_tile;
   sizes["most_samples_tile"] = PlanSizes::most_samples_tile;
+  sizes["slack_share"] = PlanSizes::slack_share;
+  sizes["least_slack"] = PlanSizes::least_slack;
   return sizes;
 }
 
@@ -296,12 +356,22 @@ NB_MODULE(_native, m) {
       .def(nb::new_(&make_plan), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("positions"),
            nb::arg("index_bytes"), nb::arg("active"), nb::arg("num_slots"), nb::arg("explores"), nb::arg("taps"),
            nb::arg("gathers"), nb::arg("num_threads"), nb::call_guard<nb::gil_scoped_release>())
+      .def("update", &update_plan, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_slots", &Plan::num_slots)
+      .def_prop_ro("explores", &Plan::explores)
       .def_prop_ro("num_samples", [](const Plan& p) { return p.samples().num_elements; })
       .def_prop_ro("num_bytes", &Plan::num_bytes);
   nb::class_<Table>(m, "Table")
       .def(nb::new_(&make_table), nb::call_guard<nb::gil_scoped_release>())
+      .def("update", &update_table)
       .def_prop_ro("num_bytes", &Table::num_bytes);
+  nb::class_<Within>(m, "Within")
+      .def(nb::init<>())
+      .def("choose_float", &choose_within<float>, nb::call_guard<nb::gil_scoped_release>())
+      .def("choose_double", &choose_within<double>, nb::call_guard<nb::gil_scoped_release>())
+      .def("write", &write_changed)
+      .def_prop_ro("threshold", &Within::threshold)
+      .def_prop_ro("num_changed", [](const Within& w) { return static_cast<int64_t>(w.changed().size()); });
   nb::class_<Rows>(m, "Rows")
       .def(nb::new_(&make_rows), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_bytes", &Rows::num_bytes);
@@ -310,6 +380,10 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_entering", &Changes::num_entering)
       .def_prop_ro("num_leaving", &Changes::num_leaving)
       .def("write", &write_changes, nb::call_guard<nb::gil_scoped_release>());
+  m.def("penalty_float", &penalty_of<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("penalty_double", &penalty_of<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("penalty_grad_float", &penalty_grad_of<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("penalty_grad_double", &penalty_grad_of<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("few_float", &few<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("few_double", &few<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("lookup_float", &lookup<float>, nb::call_guard<nb::gil_scoped_release>());
@@ -334,6 +408,7 @@ NB_MODULE(_native, m) {
   m.def("gather_8", &gather_places<uint64_t>, nb::call_guard<nb::gil_scoped_release>());
   bind_stream(m);
   m.def("inspect", &inspect_positions, nb::call_guard<nb::gil_scoped_release>());
+  m.def("inspect_change", &inspect_changed);
   m.def("glance", &glance_at);
   m.def("plan_sizes", &plan_sizes);
   m.def("isa", [] { return std::string(kernels<float>().name); });

@@ -16,7 +16,7 @@ void conv(const Sweep& s, const Conv& g, const T* values, const T* x, const T* b
   const int64_t pixels = g.batch * g.pixels(), panels = num_panels<T>(pixels);
   if (panels == 0 || s.num_rows == 0) return;
   thread_local Scratch<T> value_scratch;
-  T* value = value_scratch.get(s.num_elements());
+  T* value = value_scratch.get(s.room());
 #pragma omp parallel num_threads(num_threads)
   {
     thread_local Scratch<T> packed_scratch, tile_scratch;
@@ -49,7 +49,7 @@ void conv_input_grad(const Sweep& s, const Conv& g, const T* values, const T* dy
   const int64_t image_size = g.channels * g.height * g.width;
   const int64_t per_image = num_panels<T>(g.pixels());
   thread_local Scratch<T> value_scratch, dy_scratch;
-  T* value = value_scratch.get(s.num_elements());
+  T* value = value_scratch.get(s.room());
   const int64_t together = smaller(g.batch, num_threads);
   const int64_t packed_panel = s.num_columns * Vector<T>::panel, packed_image = per_image * packed_panel;
   T* packed = dy_scratch.get(together * packed_image);

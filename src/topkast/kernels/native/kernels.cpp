@@ -4,6 +4,7 @@
 #include "conv_impl.hpp"
 #include "few_impl.hpp"
 #include "kernels_impl.hpp"
+#include "scan_impl.hpp"
 
 #define TOPKAST_TEXT(name) #name
 #define TOPKAST_NAME(isa) TOPKAST_TEXT(isa)
@@ -19,6 +20,7 @@ constexpr Kernels<T> all() {
           &conv<T>,
           &conv_input_grad<T>,
           &conv_weight_grad<T>,
+          &scan<T>,
           TOPKAST_NAME(TOPKAST_ISA_NAMESPACE)};
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "keys.hpp"
 #include "plan.hpp"
 #include "rows.hpp"
 
@@ -27,6 +28,11 @@ struct Conv {
   int64_t taps() const { return kernel_height * kernel_width; }
   int64_t num_columns() const { return channels * taps(); }
   int64_t pixels() const { return out_height * out_width; }
+};
+
+struct ScanResult {
+  int64_t above;
+  bool is_finite;
 };
 
 template <typename T>
@@ -52,6 +58,10 @@ struct Kernels {
   // dvalues[e] = sum over images and pixels of dy[row(e)] * patch[column(e)].
   void (*conv_weight_grad)(const Samples& samples, const Conv& geometry, const T* x, const T* dy, T* dvalues,
                            int num_threads);
+  // Compares magnitudes with a band, 64 to a word of marks, and with their flags. A bit is set where the number is
+  // within the band, or is above it and not active, or below it and active.
+  ScanResult (*scan)(const T* values, const uint8_t* active, int64_t n, Band<typename Key<T>::type> band,
+                     uint64_t* marks);
   const char* name;
 };
 

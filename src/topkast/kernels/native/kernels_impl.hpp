@@ -151,7 +151,7 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
   const Operand<T> packed_x(x, dvalues ? s.num_rows : 0, together, x_scratch);
   const Sums<T> all_sums(m, dvalues ? lanes : Lanes{0, 0}, sums_scratch);
   const Sums<T>* sums = dvalues ? &all_sums : nullptr;
-  T* value = dx ? value_scratch.get(s.num_elements()) : nullptr;
+  T* value = dx ? value_scratch.get(s.room()) : nullptr;
   T* parts = dbias ? parts_scratch.get((by_lane ? b.panels() : together) * s.num_columns) : nullptr;
 #pragma omp parallel num_threads(num_threads)
   {

@@ -68,8 +68,10 @@ struct SweepBuilder {
   void count() { placing.count(); }
   void make_room(bool is_narrow) {
     placing.add_up();
-    s.column.resize(s.num_elements() + PlanSizes::look_ahead);
-    is_narrow ? s.offset.resize(s.num_elements()) : s.slot.resize(s.num_elements());
+    s.end_segment.assign(s.first_segment.begin() + 1, s.first_segment.end());
+    s.end_element.assign(s.first_element.begin() + 1, s.first_element.end());
+    s.column.resize(s.room() + PlanSizes::look_ahead);
+    is_narrow ? s.offset.resize(s.room()) : s.slot.resize(s.room());
   }
   void place() {
     auto put = [&](int64_t to, int32_t base, int64_t row, uint32_t i, uint32_t count) {
@@ -164,7 +166,7 @@ static_assert(PlanSizes::narrow_row - 1 == std::numeric_limits<uint16_t>::max(),
 template <typename Index>
 Plan::Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active, int64_t num_slots,
            bool explores, int64_t taps, bool gathers, int num_threads)
-    : num_slots_(num_slots), taps_(taps), gathers_(gathers) {
+    : num_slots_(num_slots), explores_(explores), taps_(taps), gathers_(gathers) {
   if (taps < 1 || taps > std::numeric_limits<uint16_t>::max() || num_columns % taps != 0)
     throw std::invalid_argument("taps must divide the columns and be below 65536, got " + std::to_string(taps));
   if (gathers && num_rows > std::numeric_limits<int32_t>::max() / taps)
@@ -194,7 +196,8 @@ int64_t Plan::num_bytes() const {
   int64_t total = 0;
   for (const Sweep* s : {&rows_, &columns_})
     total += bytes_of(s->column) + bytes_of(s->offset) + bytes_of(s->slot) + bytes_of(s->segments) +
-             bytes_of(s->first_segment) + bytes_of(s->first_element);
+             bytes_of(s->first_segment) + bytes_of(s->first_element) + bytes_of(s->end_segment) +
+             bytes_of(s->end_element) + bytes_of(s->disorder);
   total += bytes_of(*rows_.first_slot);
   if (samples_.first_sample != rows_.first_slot) total += bytes_of(*samples_.first_sample);
   return total + bytes_of(samples_.column) + bytes_of(samples_.segments) + bytes_of(samples_.first_segment) +

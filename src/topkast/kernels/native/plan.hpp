@@ -1,7 +1,7 @@
 // Plan: where the elements of A and B are, checked once, in the orders the kernels sweep them.
 //
-// Kernels accept Plans and nothing else, so no index reaches a kernel unchecked. A Plan owns its data and never
-// changes after it was built.
+// Kernels accept Plans and nothing else, so no index reaches a kernel unchecked. A Plan owns its data. After it was
+// built only `update` changes it, which takes elements into A and out of it.
 //
 // The weight is a matrix of num_rows x num_columns; a position is row * num_columns + column; a slot is the place
 // of an element in `values`, which is ordered by position.
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <shared_mutex>
 #include <vector>
 
 namespace topkast {
@@ -34,13 +35,18 @@ struct PlanSizes {
   static constexpr int64_t samples_tiles = 8;
   static constexpr int64_t least_samples_tile = 8;
   static constexpr int64_t most_samples_tile = 64;
+  // Room that a cell gets besides what it has, once A changes: one in so many, and some.
+  static constexpr int64_t slack_share = 32;
+  static constexpr int64_t least_slack = 8;
 };
 
 // The first slot of each row of the weight, and the end. With it an element's slot takes 16 bits instead of 32.
 using RowFirsts = std::shared_ptr<const std::vector<uint32_t>>;
 
 // One sparse matrix in sweep order. Rows are cut into tiles (whose output stays in L2) and columns into blocks
-// (whose packed input stays in L1). Elements are ordered by (tile, block, row, column).
+// (whose packed input stays in L1). A (tile, block) is a cell; its elements are ordered by segment, which is a row, and
+// by column within it. Segments are in the order of their counts, or nearly so, which changes no sum. A cell may have
+// room behind its last element.
 struct Sweep {
   static constexpr int32_t most_block_columns = PlanSizes::large_block;
   // The elements of one row within one block.
@@ -63,10 +69,14 @@ struct Sweep {
   bool has_weight_rows = true;  // else its columns are the rows of the weight, `taps` for each
   int64_t taps = 1;
   std::vector<Segment> segments;
-  std::vector<int64_t> first_segment;  // per (tile, block), and the end
-  std::vector<int64_t> first_element;  // per (tile, block), and the end
+  std::vector<int64_t> first_segment;  // per cell, and the end of all room
+  std::vector<int64_t> first_element;
+  std::vector<int64_t> end_segment;  // per cell
+  std::vector<int64_t> end_element;
+  std::vector<uint32_t> disorder;  // per cell: changes since its segments were in order; empty before the first
 
-  int64_t num_elements() const { return first_element.back(); }
+  int64_t num_cells() const { return num_tiles * num_blocks; }
+  int64_t room() const { return first_element.back(); }
 };
 
 // The elements whose gradient is wanted. Like a Sweep, but each segment is filled up to whole groups of 4 by
@@ -92,6 +102,13 @@ struct Samples {
   int64_t num_groups() const { return first_group.back(); }
 };
 
+// An element of B that enters or leaves A.
+struct Change {
+  int64_t slot;
+  int64_t position;
+  bool enters;
+};
+
 class Plan {
  public:
   // Reads `num_slots` positions (strictly increasing, in range) and flags. `explores` says whether all of B is
@@ -103,7 +120,16 @@ class Plan {
   Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const uint8_t* active, int64_t num_slots,
        bool explores, int64_t taps, bool gathers, int num_threads);
 
+  // Takes elements into A and out of it, by slot and all different. Cells change in place, where they have room; a
+  // product has the same bits as with a Plan that was made for the new A. Throws std::invalid_argument if an element is
+  // not of this Plan, enters while it is in A or leaves while it is not; the Plan must not be used then.
+  void update(const std::vector<Change>& changes, int num_threads);
+
+  // Held by who computes with this Plan, and by `update` alone.
+  std::shared_mutex& mutex() const { return mutex_; }
+
   int64_t num_slots() const { return num_slots_; }
+  bool explores() const { return explores_; }
   int64_t taps() const { return taps_; }
   bool gathers() const { return gathers_; }
   int64_t num_bytes() const;
@@ -112,7 +138,9 @@ class Plan {
   const Samples& samples() const { return samples_; }
 
  private:
+  mutable std::shared_mutex mutex_;
   int64_t num_slots_;
+  bool explores_;
   int64_t taps_;
   bool gathers_;
   Sweep rows_;

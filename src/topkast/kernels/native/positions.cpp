@@ -30,13 +30,31 @@ uint64_t fingerprint(const void* memory, int64_t bytes, uint64_t seed) {
   return all;
 }
 
+// A number without a pattern for each slot (the end of splitmix64).
+uint64_t mixed(uint64_t slot) {
+  uint64_t z = slot + 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
 }  // namespace
 
 template <typename Index>
 uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, int64_t num_slots) {
   check_positions(numel, positions, num_slots);
-  const uint64_t seed = fingerprint(active, num_slots, 0);
-  return fingerprint(positions, num_slots * static_cast<int64_t>(sizeof(Index)), seed);
+  uint64_t sum = fingerprint(positions, num_slots * static_cast<int64_t>(sizeof(Index)), 0);
+  for (int64_t slot = 0; slot < num_slots; ++slot) sum += active[slot] ? mixed(static_cast<uint64_t>(slot)) : 0;
+  return sum;
+}
+
+uint64_t inspect_change(const int64_t* slots, const uint8_t* enters, int64_t count) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t part = mixed(static_cast<uint64_t>(slots[i]));
+    sum += enters[i] ? part : ~part + 1;
+  }
+  return sum;
 }
 
 uint64_t glance(const void* positions, int64_t index_bytes, const uint8_t* active, int64_t num_slots) {

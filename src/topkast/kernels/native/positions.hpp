@@ -80,6 +80,9 @@ void for_each_position(int64_t num_rows, int64_t num_columns, const Index* posit
 template <typename Index>
 uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, int64_t num_slots);
 
+// What is added to that number (modulo 2^64) when slots enter A, or leave it.
+uint64_t inspect_change(const int64_t* slots, const uint8_t* enters, int64_t count);
+
 // The same for a sample of it, 64 runs of 64 elements spread evenly, at a cost that does not grow: content that was
 // replaced has another one. Nothing is checked.
 constexpr int64_t glance_blocks = 64, glance_length = 64;

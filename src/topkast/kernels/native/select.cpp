@@ -11,20 +11,6 @@
 namespace topkast {
 namespace {
 
-// Magnitudes as integers of the same order: the bits of a float without its sign.
-template <typename T>
-struct Key;
-template <>
-struct Key<float> {
-  using type = uint32_t;
-  static constexpr int shift = 31 - 12;  // the leading 12 bits: exponent and 4 bits of mantissa
-};
-template <>
-struct Key<double> {
-  using type = uint64_t;
-  static constexpr int shift = 63 - 15;
-};
-
 template <typename T>
 inline typename Key<T>::type key_of(T value) {
   typename Key<T>::type bits;
@@ -36,12 +22,6 @@ inline typename Key<T>::type key_of(T value) {
 constexpr int64_t kChunk = 1 << 16;
 
 int64_t num_chunks(int64_t n) { return (n + kChunk - 1) / kChunk; }
-
-// Keys from low to high.
-template <typename K>
-struct Band {
-  K low, high;
-};
 
 // A narrow band in which the k-th largest key probably is, from a sample of the numbers: four standard deviations
 // of its rank to both sides. A sample of 2^14 has 2.5 % of all keys between them, where 20 % are wanted.
@@ -212,6 +192,16 @@ int64_t count_at_least(const T* x, int64_t n, T threshold, int num_threads) {
   return count;
 }
 
+template <typename T>
+Band<typename Key<T>::type> band_around(const T* x, int64_t n, int64_t k, int num_threads) {
+  return n >= kFew ? guess(x, n, k) : find_band(x, n, k, num_threads);
+}
+
+template <typename T>
+Band<typename Key<T>::type> sure_band(const T* x, int64_t n, int64_t k, int num_threads) {
+  return find_band(x, n, k, num_threads);
+}
+
 // A sample says between which keys the k-th largest probably is; a pass over all numbers collects what is there, which
 // gives it exactly and says where each chunk writes. Where the sample is wrong, a histogram is made first.
 template <typename T>
@@ -248,6 +238,10 @@ void top_k(const T* x, int64_t n, int64_t k, int64_t* out, int num_threads) {
 
 template int64_t count_at_least<float>(const float*, int64_t, float, int);
 template int64_t count_at_least<double>(const double*, int64_t, double, int);
+template Band<uint32_t> band_around(const float*, int64_t, int64_t, int);
+template Band<uint64_t> band_around(const double*, int64_t, int64_t, int);
+template Band<uint32_t> sure_band(const float*, int64_t, int64_t, int);
+template Band<uint64_t> sure_band(const double*, int64_t, int64_t, int);
 template void top_k<float>(const float*, int64_t, int64_t, int64_t*, int);
 template void top_k<double>(const double*, int64_t, int64_t, int64_t*, int);
 

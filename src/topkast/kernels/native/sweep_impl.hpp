@@ -51,7 +51,7 @@ void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, T
     const T* x = packed + block * s.block_columns * width;
     const uint16_t* column = s.column.data() + s.first_element[at];
     const T* v = value + s.first_element[at];
-    for (int64_t i = s.first_segment[at]; i < s.first_segment[at + 1]; ++i) {
+    for (int64_t i = s.first_segment[at]; i < s.end_segment[at]; ++i) {
       const Sweep::Segment segment = s.segments[i];
       prefetch_row<T, V>(y + s.segments[i + 1].row * width);
       accumulate<T, V, Ahead>(x, column, v, segment.count, y + segment.row * width);
@@ -99,7 +99,7 @@ template <typename T>
 void gather_by_row(const Sweep& s, int64_t at, const T* values, T* value) {
   const uint32_t* first_slot = s.first_slot->data() + at / s.num_blocks * s.tile_rows;
   int64_t e = s.first_element[at];
-  for (int64_t i = s.first_segment[at]; i < s.first_segment[at + 1]; ++i) {
+  for (int64_t i = s.first_segment[at]; i < s.end_segment[at]; ++i) {
     const T* row = values + first_slot[s.segments[i].row];
     for (const int64_t end = e + s.segments[i].count; e < end; ++e) value[e] = row[s.offset[e]];
   }
@@ -112,29 +112,30 @@ void gather_by_column(const Sweep& s, int64_t at, const T* values, T* value) {
   const int64_t columns = smaller(s.block_columns, s.num_columns - first_column);
   uint32_t first_slot[Sweep::most_block_columns];
   for (int64_t c = 0; c < columns; ++c) first_slot[c] = (*s.first_slot)[(first_column + c) / s.taps];
-  for (int64_t e = s.first_element[at]; e < s.first_element[at + 1]; ++e)
+  for (int64_t e = s.first_element[at]; e < s.end_element[at]; ++e)
     value[e] = values[first_slot[s.column[e]] + s.offset[e]];
 }
 
 // The values in sweep order; called by all threads of a parallel region.
 template <typename T>
 void gather_values(const Sweep& s, const T* values, T* value) {
-  if (!s.slot.empty()) {
-    const int64_t n = s.num_elements();
+  const bool is_narrow = s.slot.empty();
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < n; ++i) value[i] = values[s.slot[i]];
-    return;
+  for (int64_t at = 0; at < s.num_cells(); ++at) {
+    if (!is_narrow)
+      for (int64_t e = s.first_element[at]; e < s.end_element[at]; ++e) value[e] = values[s.slot[e]];
+    else if (s.has_weight_rows)
+      gather_by_row(s, at, values, value);
+    else
+      gather_by_column(s, at, values, value);
   }
-#pragma omp for schedule(static)
-  for (int64_t at = 0; at < s.num_tiles * s.num_blocks; ++at)
-    s.has_weight_rows ? gather_by_row(s, at, values, value) : gather_by_column(s, at, values, value);
 }
 
 template <typename T>
 void product(const Sweep& s, const T* values, const T* x, int64_t tokens, const T* bias, T* y, int num_threads) {
   if (tokens == 0 || s.num_rows == 0) return;
   thread_local Scratch<T> value_scratch;
-  T* value = value_scratch.get(s.num_elements());
+  T* value = value_scratch.get(s.room());
   const int64_t panels = num_panels<T>(tokens);
   const bool few = panels < 2 * num_threads && num_threads > 1;
   thread_local Scratch<T> shared_scratch;

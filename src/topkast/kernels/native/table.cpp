@@ -1,6 +1,7 @@
 #include "table.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "positions.hpp"
 
@@ -28,6 +29,12 @@ Table::Table(int64_t num_rows, int64_t num_columns, const int64_t* positions, co
 
 int64_t Table::num_bytes() const {
   return static_cast<int64_t>(first_.size() * sizeof(int64_t) + column_.size() * sizeof(int32_t) + active_.size());
+}
+
+void Table::update(const int64_t* slots, const uint8_t* enters, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    if (slots[i] < 0 || slots[i] >= num_slots()) throw std::invalid_argument("a slot is not in B");
+  for (int64_t i = 0; i < count; ++i) active_[slots[i]] = enters[i] != 0;
 }
 
 template <typename T>

@@ -6,7 +6,7 @@
 
 namespace topkast {
 
-// Checked positions by row; owns its data and never changes.
+// Checked positions by row; owns its data. Only `update` changes it.
 class Table {
  public:
   // See Plan: the same rules for positions, the same errors. Elements outside A count as zero in a lookup; they get a
@@ -18,6 +18,9 @@ class Table {
   int64_t num_columns() const { return num_columns_; }
   int64_t num_slots() const { return static_cast<int64_t>(column_.size()); }
   int64_t num_bytes() const;
+
+  // Takes slots into A, or out of it. Throws std::invalid_argument if one is not there.
+  void update(const int64_t* slots, const uint8_t* enters, int64_t count);
 
   // out[t] = row ids[t]; ids must be rows. out: tokens x num_columns.
   template <typename T>

@@ -1,0 +1,163 @@
+#include "within.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels.hpp"
+#include "select.hpp"
+
+namespace topkast {
+namespace {
+
+constexpr int64_t kChunk = 1 << 15;  // numbers that a thread takes at a time
+constexpr int64_t kPiece = 1 << 12;  // numbers that are scanned at a time
+// A band has at least this relative width, and is made narrower while it holds more than one number in so many.
+constexpr double kLeastWidth = 1.0 / 4096, kMostWidth = 0.25;
+constexpr int64_t kEnough = 32;
+
+template <typename K>
+struct Candidate {
+  int64_t slot;
+  K key;
+};
+
+// What is to be looked at in one chunk: numbers within the band, and flags that are wrong whatever the threshold is.
+template <typename T>
+struct Chunk {
+  using K = typename Key<T>::type;
+  std::vector<Candidate<K>> inside;
+  std::vector<int64_t> wrong;
+  int64_t above = 0;
+  bool is_finite = true;
+};
+
+template <typename T>
+typename Key<T>::type key_of(T value) {
+  typename Key<T>::type bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits & ~(typename Key<T>::type(1) << (8 * sizeof(bits) - 1));
+}
+
+template <typename T>
+double magnitude_of(typename Key<T>::type key) {
+  T value;
+  std::memcpy(&value, &key, sizeof value);
+  return static_cast<double>(value);
+}
+
+template <typename T>
+Chunk<T> look(const T* values, const uint8_t* active, int64_t first, int64_t last, Band<typename Key<T>::type> band) {
+  Chunk<T> chunk;
+  uint64_t marks[kPiece / 64];
+  for (int64_t base = first; base < last; base += kPiece) {
+    const int64_t count = std::min(kPiece, last - base);
+    const ScanResult result = kernels<T>().scan(values + base, active + base, count, band, marks);
+    chunk.above += result.above;
+    chunk.is_finite &= result.is_finite;
+    for (int64_t i = 0; i < count; i += 64)
+      for (uint64_t word = marks[i / 64]; word; word &= word - 1) {
+        const int64_t slot = base + i + __builtin_ctzll(word);
+        const auto key = key_of(values[slot]);
+        if (key >= band.low && key <= band.high)
+          chunk.inside.push_back({slot, key});
+        else
+          chunk.wrong.push_back(slot);
+      }
+  }
+  return chunk;
+}
+
+template <typename T>
+struct Look {
+  using K = typename Key<T>::type;
+  std::vector<Chunk<T>> chunks;
+  int64_t above = 0, inside = 0;
+  bool is_finite = true;
+
+  Look(const T* values, const uint8_t* active, int64_t n, Band<K> band, int num_threads)
+      : chunks((n + kChunk - 1) / kChunk) {
+    const int64_t count = static_cast<int64_t>(chunks.size());
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (int64_t c = 0; c < count; ++c)
+      chunks[c] = look(values, active, c * kChunk, std::min(n, (c + 1) * kChunk), band);
+    for (const Chunk<T>& chunk : chunks) {
+      above += chunk.above;
+      inside += static_cast<int64_t>(chunk.inside.size());
+      is_finite &= chunk.is_finite;
+    }
+  }
+  bool has_rank(int64_t k) const { return above < k && k <= above + inside; }
+
+  // The k-th largest key, which must be within the band.
+  K threshold(int64_t k) const {
+    std::vector<K> keys;
+    keys.reserve(inside);
+    for (const Chunk<T>& chunk : chunks)
+      for (const Candidate<K>& candidate : chunk.inside) keys.push_back(candidate.key);
+    const auto at = keys.begin() + (k - above - 1);
+    std::nth_element(keys.begin(), at, keys.end(), [](K a, K b) { return a > b; });
+    return *at;
+  }
+};
+
+template <typename T>
+Band<typename Key<T>::type> around(double threshold, double width) {
+  const double most = static_cast<double>(std::numeric_limits<T>::max());
+  return {key_of(static_cast<T>(threshold * (1 - width))),
+          key_of(static_cast<T>(std::min(most, threshold * (1 + width))))};
+}
+
+}  // namespace
+
+template <typename T>
+bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k, int num_threads) {
+  using K = typename Key<T>::type;
+  changed_.clear();
+  if (k <= 0 || k >= n) return choose_all(values, active, n, k > 0);
+  const Band<K> band = width_ > 0 ? around<T>(threshold_, width_) : band_around(values, n, k, num_threads);
+  Look<T> found(values, active, n, band, num_threads);
+  if (!found.is_finite) return false;
+  if (!found.has_rank(k)) {
+    width_ = std::min(kMostWidth, 4 * width_);
+    found = Look<T>(values, active, n, sure_band(values, n, k, num_threads), num_threads);
+  }
+  const K threshold = found.threshold(k);
+  const double now = magnitude_of<T>(threshold), step = threshold_ > 0 ? std::abs(now / threshold_ - 1) : 0;
+  const bool is_wide = found.inside > n / kEnough;
+  width_ = std::max({kLeastWidth, std::min(kMostWidth, 2 * step), is_wide ? width_ / 2 : width_ * 0.7});
+  threshold_ = now;
+
+  int64_t ties = k - found.above;  // of the keys that equal the threshold, the first so many
+  for (const Chunk<T>& chunk : found.chunks)
+    for (const Candidate<K>& candidate : chunk.inside) ties -= candidate.key > threshold;
+  for (const Chunk<T>& chunk : found.chunks) {
+    auto wrong = chunk.wrong.begin();
+    for (const Candidate<K>& candidate : chunk.inside) {
+      const bool is_in = candidate.key > threshold || (candidate.key == threshold && ties-- > 0);
+      if (is_in == (active[candidate.slot] != 0)) continue;
+      for (; wrong != chunk.wrong.end() && *wrong < candidate.slot; ++wrong) changed_.push_back(*wrong);
+      changed_.push_back(candidate.slot);
+    }
+    changed_.insert(changed_.end(), wrong, chunk.wrong.end());
+  }
+  return true;
+}
+
+template <typename T>
+bool Within::choose_all(const T* values, const uint8_t* active, int64_t n, bool takes) {
+  threshold_ = std::numeric_limits<double>::infinity();
+  width_ = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!std::isfinite(values[i])) return false;
+    if (takes) threshold_ = std::min(threshold_, static_cast<double>(std::abs(values[i])));
+    if ((active[i] != 0) != takes) changed_.push_back(i);
+  }
+  return true;
+}
+
+template bool Within::choose(const float*, const uint8_t*, int64_t, int64_t, int);
+template bool Within::choose(const double*, const uint8_t*, int64_t, int64_t, int);
+
+}  // namespace topkast
