@@ -26,6 +26,7 @@ def main(folder: Path) -> int:
         here / "nn",
         here / "core" / "test_select.py",
         here / "core" / "test_refresh.py",
+        here / "core" / "test_two_clocks.py",
     ]
     return pytest.main(["-q", "-p", "no:cacheprovider", "--timeout", "900", *map(str, paths)])
 

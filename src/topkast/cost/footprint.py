@@ -240,8 +240,8 @@ class PlanSizes:
     samples_tiles: int = 8
     least_samples_tile: int = 8
     most_samples_tile: int = 64
-    slack_share: int = 32
-    least_slack: int = 8
+    slack_share: int = 64
+    least_slack: int = 4
 
 
 _SIZES = PlanSizes(**(plan_sizes() or {}))

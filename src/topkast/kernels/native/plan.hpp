@@ -36,8 +36,8 @@ struct PlanSizes {
   static constexpr int64_t least_samples_tile = 8;
   static constexpr int64_t most_samples_tile = 64;
   // Room that a cell gets besides what it has, once A changes: one in so many, and some.
-  static constexpr int64_t slack_share = 32;
-  static constexpr int64_t least_slack = 8;
+  static constexpr int64_t slack_share = 64;
+  static constexpr int64_t least_slack = 4;
 };
 
 // The first slot of each row of the weight, and the end. With it an element's slot takes 16 bits instead of 32.

@@ -75,16 +75,42 @@ ByCell place(const Sweep& s, const std::vector<Change>& changes, int64_t weight_
 
 int64_t with_slack(int64_t count) { return count + count / PlanSizes::slack_share + PlanSizes::least_slack; }
 
-// Lays a Sweep out anew, each cell with room for what enters it and some more.
-void make_room(Sweep& s, const std::vector<int64_t>& entering) {
+// How many elements and segments the cells of a Sweep will have, at most.
+struct Sizes {
+  std::vector<int64_t> elements;
+  std::vector<int64_t> segments;
+
+  Sizes(const Sweep& s, const ByCell& changes) : elements(s.num_cells()), segments(s.num_cells()) {
+    for (int64_t at = 0; at < s.num_cells(); ++at) {
+      elements[at] = s.end_element[at] - s.first_element[at];
+      segments[at] = s.end_segment[at] - s.first_segment[at];
+    }
+    for (const Moved& m : changes.moved) {
+      elements[m.cell] += m.enters ? 1 : -1;
+      segments[m.cell] += m.enters;  // a row may be new to the cell with each that enters
+    }
+    for (int64_t& count : segments) count = std::min<int64_t>(count, s.tile_rows);
+  }
+
+  bool fit(const Sweep& s) const {
+    bool all = true;
+    for (int64_t at = 0; at < s.num_cells(); ++at)
+      all &= elements[at] <= s.first_element[at + 1] - s.first_element[at] &&
+             segments[at] <= s.first_segment[at + 1] - s.first_segment[at];
+    return all;
+  }
+};
+
+// Lays a Sweep out anew, each cell with room for what it has, what it will have, and some more.
+void make_room(Sweep& s, const Sizes& sizes) {
   Sweep to;
   to.first_segment.assign(s.first_segment.size(), 0);
   to.first_element.assign(s.first_element.size(), 0);
   for (int64_t at = 0; at < s.num_cells(); ++at) {
-    const int64_t segments = s.end_segment[at] - s.first_segment[at],
-                  elements = s.end_element[at] - s.first_element[at];
-    to.first_segment[at + 1] = to.first_segment[at] + with_slack(segments + entering[at]);
-    to.first_element[at + 1] = to.first_element[at] + with_slack(elements + entering[at]);
+    const int64_t segments = std::max(sizes.segments[at], s.end_segment[at] - s.first_segment[at]);
+    const int64_t elements = std::max(sizes.elements[at], s.end_element[at] - s.first_element[at]);
+    to.first_segment[at + 1] = to.first_segment[at] + with_slack(segments);
+    to.first_element[at + 1] = to.first_element[at] + with_slack(elements);
   }
   to.segments.resize(to.first_segment.back() + 1);  // kernels look one ahead
   to.column.resize(to.room() + PlanSizes::look_ahead);
@@ -265,13 +291,8 @@ bool write_cells(Sweep& s, std::vector<Slot>& slots, const ByCell& changes, int 
 }
 
 bool update_sweep(Sweep& s, const ByCell& changes, int num_threads) {
-  std::vector<int64_t> entering(s.num_cells(), 0);
-  for (const Moved& m : changes.moved) entering[m.cell] += m.enters;
-  bool has_room = true;
-  for (int64_t cell = 0; cell < s.num_cells(); ++cell)  // a row may be new to the cell with each that enters
-    has_room &= entering[cell] == 0 || (s.end_element[cell] + entering[cell] <= s.first_element[cell + 1] &&
-                                        s.end_segment[cell] + entering[cell] <= s.first_segment[cell + 1]);
-  if (!has_room) make_room(s, entering);
+  const Sizes sizes(s, changes);
+  if (!sizes.fit(s)) make_room(s, sizes);
   s.disorder.resize(s.num_cells(), 0);
   if (changes.moved.size() < 256) num_threads = 1;  // waking another thread takes longer
   return s.slot.empty() ? write_cells(s, s.offset, changes, num_threads) : write_cells(s, s.slot, changes, num_threads);
