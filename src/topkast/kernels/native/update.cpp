@@ -185,7 +185,7 @@ class CellWriter {
  private:
   static constexpr uint32_t kNone = ~0u;
   // Segments are put in order again when one in so many has changed. (Without that the end of each is mispredicted
-  // before long: after some steps with 2 % of A changed, a product at 95 % took a quarter longer.)
+  // before long: refreshing and what it slows down took 8.6 % of a decoder's step at 95/90, in order 5.5 %.)
   static constexpr size_t kOrderly = 3;
 
   void put_in_order() {
