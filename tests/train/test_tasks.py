@@ -251,7 +251,7 @@ def test_a_preset_of_any_size_is_forecast_without_its_data(
             ["images", "--dataset", "enwik8"],
             "data.dataset must be one of fashion-mnist, cifar-10, imagenet for images",
         ),
-        (["--model", "decoder", "--dataset", "enwik8"], "enwik8 is for a transformer-xl"),
+        (["--model", "decoder", "--dataset", "wikitext-2"], "wikitext-2 has words, for a transformer-xl"),
         (["--memory", "8"], "model.memory is not taken by text; of the network it takes"),
         (["images", "--memory", "8"], "model.memory is not taken by images"),
         (["--augment"], "train.augment is not taken by text"),

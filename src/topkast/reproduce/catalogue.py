@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from topkast.core.distribution import nearest
 from topkast.methods.named import METHODS
-from topkast.reproduce import language, vision
+from topkast.reproduce import clocks, language, vision
 from topkast.reproduce.claims import Claim, beats
 from topkast.reproduce.experiment import Experiment, Row
 from topkast.reproduce.scales import other, topkast
@@ -116,6 +116,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         EXPLORATION,
         READING,
         OPTIMIZER,
+        clocks.TEXT,
+        clocks.IMAGES,
     )
 }
 

@@ -85,7 +85,7 @@ class Scale:
         return base.with_values(
             {
                 "method": {**self._method(recipe, steps), **_penalty(recipe)},
-                "train": {"steps": steps, "seed": seed},
+                "train": {"steps": steps, "seed": seed, **({} if recipe.lr is None else {"lr": recipe.lr})},
                 "run": _record(recipe, steps),
             }
         )
@@ -105,7 +105,8 @@ class Scale:
         """The paper has one for both sets, which is at every step unless a recipe says otherwise."""
         every = self._every(recipe, steps)
         if recipe.method == "topkast":
-            return dict.fromkeys(("refresh_every", "exchange_every"), every or 1)
+            refresh = every or 1
+            return {"refresh_every": refresh, "exchange_every": recipe.exchange_steps or refresh}
         return {"refresh_every": every}
 
     def _every(self, recipe: Recipe, steps: int) -> int | None:
@@ -177,6 +178,20 @@ _VARIANTS: Mapping[tuple[str, str], Values] = {
     ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
 }
 _ENWIK8: Values = {"data": {"dataset": "enwik8"}}
+# Not the paper's: the network of `topkast train text` on the first 5 MB of enwik8, with AdamW.
+_DECODER: Values = {
+    "data": {"task": "text", "limit": 4_500_000},
+    "model": {"model": "decoder", "width": 256, "window": 128},
+    "method": {"engine": "native"},
+    "train": {"batch": 8, "steps": 400, "optimizer": "adamw", "lr": 4e-3},
+}
+_LONG: Values = {"train": {"steps": 2000}}
+
+
+def _decoder(more: Values) -> tuple[tuple[str | None, Values], ...]:
+    return ("enwik8", _with(_DECODER, _ENWIK8, more)), (None, _with(_DECODER, more))
+
+
 _TINY_BYTES = (("enwik8", _with(_TINY_XL, _ENWIK8)), (None, _TINY_XL))
 TINY = Scale(
     name="tiny",
@@ -188,6 +203,7 @@ TINY = Scale(
         "bytes": _TINY_BYTES,
         "small-bytes": _TINY_BYTES,
         "words": (("wikitext-2", _with(_TINY_XL, _TINY_WORDS)), (None, _TINY_XL)),
+        "decoder": _decoder({}),
     },
     variants={
         **_VARIANTS,
@@ -215,6 +231,7 @@ SMALL = Scale(
         "bytes": _SMALL_BYTES,
         "small-bytes": _SMALL_BYTES,
         "words": (("wikitext-2", _with(_SMALL_BYTES[0][1], _SMALL_WORDS)),),
+        "decoder": _decoder(_LONG),
     },
     variants={
         **_VARIANTS,
@@ -234,6 +251,7 @@ PAPER = Scale(
         "bytes": (("enwik8", preset_values("enwik8-paper")),),
         "small-bytes": (("enwik8", preset_values("enwik8-paper-small")),),
         "words": (("wikitext-103", preset_values("wikitext103-paper")),),
+        "decoder": _decoder(_LONG),
     },
     variants={
         **_VARIANTS,
@@ -256,7 +274,7 @@ def scale(name: str) -> Scale:
     return SCALES[name]
 
 
-Workload = Literal["images", "bytes", "small-bytes", "words", "given"]
+Workload = Literal["images", "bytes", "small-bytes", "words", "decoder", "given"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,8 +283,9 @@ class Recipe:
 
     Attributes:
         workload: Which network and data: the paper's ImageNet, enwik8 with the large and with the small
-            Transformer, and WikiText-103 have their counterpart in each scale; "given" is that of
-            a configuration.
+            Transformer, and WikiText-103 have their counterpart in each scale; "decoder" is a small
+            GPT-style network on enwik8, the same in each but for its steps; "given" is that of a
+            configuration.
         method: By name.
         forward: Forward sparsity; None for dense.
         backward: Backward sparsity of Top-KAST.
@@ -275,6 +294,8 @@ class Recipe:
         exploration: How B∖A is chosen; None is by magnitude.
         refresh: N in steps of the paper's 32,000, scaled with the run; None is every step.
         refresh_steps: N as it is; overrides `refresh`.
+        exchange_steps: Steps from one exchange to the next; None is N, one clock for A and B as in the paper.
+        lr: Learning rate; None is that of the scale.
         penalty: λ; None is that of the scale.
         penalty_power: 2 for θ², 1 for |θ|.
         variant: Of the network or its training, as the scale describes it, such as "ends-dense".
@@ -290,6 +311,8 @@ class Recipe:
     exploration: Literal["random"] | None = None
     refresh: int | None = None
     refresh_steps: int | None = None
+    exchange_steps: int | None = None
+    lr: float | None = None
     penalty: float | None = None
     penalty_power: int = 2
     variant: str = ""

@@ -161,12 +161,9 @@ def _kind(config: Config) -> type[TextTask | RecurrentTask | ImageTask | PhotoTa
         raise ValueError(
             f"model.model must be one of {', '.join(models)} for {dataset or task}, got {model!r}"
         )
-    if model == "decoder" and dataset is not None:
-        raise ValueError(
-            f"a decoder learns from a file or folder (--data); {dataset} is for a transformer-xl"
-        )
     if task == "text":
-        return RecurrentTask if model == "transformer-xl" or dataset is not None else TextTask
+        is_recurrent = model == "transformer-xl" or (model is None and dataset is not None)
+        return RecurrentTask if is_recurrent else TextTask
     return PhotoTask if dataset == "imagenet" else ImageTask
 
 

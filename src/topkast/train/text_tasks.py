@@ -23,8 +23,13 @@ from topkast.train.task import Task
 
 @dataclass
 class TextTask(Task):
-    """Byte-level language modelling, by default on the standard library's own sources."""
+    """Byte-level language modelling, by default on the standard library's own sources.
 
+    Quality in training is that of some windows of the held-out text; at the end it is that of all windows of
+    the test text, where there is one. With `is_unread` a published text is not read: enough for a forecast.
+    """
+
+    dataset: str | None = None
     data: Path | None = None
     limit: int | None = None
     width: int = 256
@@ -32,6 +37,7 @@ class TextTask(Task):
     heads: int = 4
     window: int = 128
     batch: int = 16
+    is_unread: bool = False
 
     quality_name = "bits per byte"
     higher_is_better = False
@@ -43,17 +49,23 @@ class TextTask(Task):
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"--heads must divide --width ({self.width}), got {self.heads}")
-        if self.data is None:
-            self.train, self.held_out = stdlib_text() if self.limit is None else stdlib_text(self.limit)
-            where = "the standard library's sources"
+        if self.is_unread and self.dataset is not None:
+            self.text = unread_text(self.dataset)
         else:
-            self.train, self.held_out = read_text(self.data, self.limit)
-            where = str(self.data)
-        check_length([("training", self.train), ("held-out", self.held_out)], self.window, where)
+            self.text = named_text(self.dataset, self.data, self.limit)
+        if self.text.words is not None:
+            raise ValueError(f"a decoder learns bytes: {self.dataset} has words, for a transformer-xl")
         self.units_per_step = self.batch * self.window
         self.title = (
-            f"bytes of {where}: {len(self.train):,} for training, {len(self.held_out):,} others held out"
+            f"bytes of {self.text.where}: {len(self.text.train):,} for training, "
+            f"{len(self.text.valid):,} others held out"
         )
+        if self.text.test is not self.text.valid:
+            self.title += f", {len(self.text.test):,} for testing"
+            self.whole_name = "over all of the test text"
+        if not self.is_unread:
+            parts = {"training": self.text.train, "held-out": self.text.valid, "test": self.text.test}
+            check_length(list(parts.items()), self.window, self.text.where)
 
     def sizes(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("width", "depth", "heads", "window", "batch")}
@@ -69,18 +81,20 @@ class TextTask(Task):
         return torch.zeros(self.batch, self.window, dtype=torch.int64)
 
     def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
-        starts = torch.randint(len(self.train) - self.window, (self.batch,), generator=generator)
-        return self._loss(model, self.train, starts[self.share.of(self.batch)])
+        train = self.text.train
+        starts = torch.randint(len(train) - self.window, (self.batch,), generator=generator)
+        return self._loss(model, train, starts[self.share.of(self.batch)])
 
     @torch.no_grad()
     def quality(self, model: nn.Module, *, whole: bool = False) -> float:
-        last = len(self.held_out) - self.window - 1
+        text = self.text.test if whole else self.text.valid
+        last = len(text) - self.window - 1
         if whole:  # windows one after another; what is left at the end is less than one
             starts = torch.arange(0, last + 1, self.window)
         else:
             starts = torch.linspace(0, last, self.held_out_windows).long()
         parts = starts.split(self.batch)
-        losses = [self._loss(model, self.held_out, part).double() * len(part) for part in parts]
+        losses = [self._loss(model, text, part).double() * len(part) for part in parts]
         return float(torch.stack(losses).sum()) / len(starts) / math.log(2)
 
     def _loss(self, model: nn.Module, text: Tensor, starts: Tensor) -> Tensor:
