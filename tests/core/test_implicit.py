@@ -16,7 +16,7 @@ import topkast
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.initial import Initial, Normal, Uniform
 from topkast.core.reservoir import DenseTheta
-from topkast.core.select import match
+from topkast.core.select import absent
 
 
 def net() -> nn.Module:
@@ -114,7 +114,7 @@ def test_any_sequence_of_choices_equals_the_dense_twin(data: st.DataObject) -> N
             new = theta.top(size)
         else:
             new = torch.randperm(numel, generator=generator)[:size].sort().values
-        _, entering, leaving = match(indices, new)
+        entering, leaving = absent(new, indices), absent(indices, new)
         reservoir.exchange(indices[leaving], values[leaving], new[entering])
         indices, values = new, dense[new]
         assert torch.equal(reservoir.dense(indices, values), dense)

@@ -24,11 +24,14 @@ def test_used_counts_what_started_outside_b() -> None:
     reservoir = StoredReservoir(torch.zeros(6), torch.tensor([0, 1]))
     assert reservoir.used() == (0.0, 0.0)
     none = torch.tensor([], dtype=torch.int64)
-    reservoir.record(torch.tensor([2]), none, none)
+    no_values = torch.empty(0)
+    reservoir.exchange(none, no_values, torch.tensor([2]))
     assert reservoir.used() == (0.25, 0.0)
-    reservoir.record(torch.tensor([3]), torch.tensor([2]), none)
+    reservoir.record(torch.tensor([2]), none)
+    reservoir.exchange(none, no_values, torch.tensor([3]))
     assert reservoir.used() == (0.5, 0.25)
-    reservoir.record(torch.tensor([1, 2]), torch.tensor([0]), none)  # history does not go back
+    reservoir.record(torch.tensor([0]), none)
+    reservoir.exchange(none, no_values, torch.tensor([1, 2]))  # history does not go back
     assert reservoir.used() == (0.5, 0.25)
 
 

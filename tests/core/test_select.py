@@ -6,16 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topkast.core.select import (
+    absent,
+    absent_portable,
     derive_key,
     gather,
     generator_for,
-    match,
-    match_portable,
+    locate,
+    locate_portable,
     random_outside,
     random_subset,
     top_k,
     top_k_portable,
+    union,
 )
+from topkast.kernels.passes import Union
 
 
 def test_ties_go_to_the_smaller_position() -> None:
@@ -72,44 +76,78 @@ def test_native_and_portable_agree_on_large_inputs_for_every_number_of_threads(
         torch.set_num_threads(threads)
 
 
+INTEGERS = (torch.int32, torch.int64)
+
+
 @given(
-    st.sets(st.integers(0, 40), min_size=1), st.sets(st.integers(0, 40)), st.sampled_from([0, 16, 53, 200])
+    st.sets(st.integers(0, 40)),
+    st.sets(st.integers(0, 40)),
+    st.sampled_from([0, 16, 53, 200]),
+    st.sampled_from(INTEGERS),
+    st.sampled_from(INTEGERS),
 )
-def test_match_says_what_stays_enters_and_leaves(before: set[int], after: set[int], num_same: int) -> None:
-    same = {20 + i for i in range(num_same)}  # long stretches in common, as at a refresh
+def test_what_stays_enters_and_leaves(
+    before: set[int], after: set[int], num_same: int, first: torch.dtype, second: torch.dtype
+) -> None:
+    same = {20 + i for i in range(num_same)}  # long stretches in common, as at an exchange
     before, after = before | same, after | same
     old, new = sorted(before), sorted(after)
-    tensors = torch.tensor(old, dtype=torch.int64), torch.tensor(new, dtype=torch.int64)
-    for function in (match, match_portable):
-        source, entering, leaving = (t.tolist() for t in function(*tensors))
-        assert [new[i] for i in entering] == sorted(after - before)
-        assert [old[i] for i in leaving] == sorted(before - after)
-        for place, position in enumerate(new):
-            if position in before:
-                assert old[source[place]] == position
-            else:
-                assert source[place] == 0
+    tensors = torch.tensor(old, dtype=first), torch.tensor(new, dtype=second)
+    places = {position: place for place, position in enumerate(old)}
+    for function in (locate, locate_portable):
+        assert function(*tensors).tolist() == [places.get(position, -1) for position in new]
+    for function in (absent, absent_portable):
+        assert [new[i] for i in function(*reversed(tensors))] == sorted(after - before)
+        assert [old[i] for i in function(*tensors)] == sorted(before - after)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 1.0])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_long_lists_match_in_pieces_as_in_one(share: float, threads: int) -> None:
+def test_long_lists_are_compared_in_pieces_as_in_one(share: float, threads: int) -> None:
     before = random_subset(1_000_000, 100_003, generator_for(1, 0)) + 500_000
     stay = before[torch.rand(before.numel()) >= share]
-    for new in (random_subset(400_000, 30_000, generator_for(2, 0)), before[:0]):  # others, all smaller; none
-        for after in (
-            torch.cat([new, stay]),
-            stay,
-            torch.cat([new, stay]) + (before[-1] if share == 1 else 0),
-        ):
-            usual = torch.get_num_threads()
-            torch.set_num_threads(threads)
-            try:
-                found = match(before, after)
-            finally:
-                torch.set_num_threads(usual)
-            for mine, expected in zip(found, match_portable(before, after), strict=True):
-                assert torch.equal(mine, expected)
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for new in (random_subset(400_000, 30_000, generator_for(2, 0)), before[:0]):  # all smaller; none
+            for after in (
+                torch.cat([new, stay]),
+                stay,
+                torch.cat([new, stay]) + (before[-1] if share == 1 else 0),
+            ):
+                assert torch.equal(locate(before, after).long(), locate_portable(before, after))
+                for lists in ((before, after), (after, before)):
+                    assert torch.equal(absent(*lists).long(), absent_portable(*lists))
+    finally:
+        torch.set_num_threads(usual)
+
+
+@given(st.data(), st.sampled_from(INTEGERS), st.integers(0, 70_000))
+def test_a_union_is_both_lists_sorted_less_what_is_dropped(
+    data: st.DataObject, dtype: torch.dtype, num_more: int
+) -> None:
+    everything = data.draw(st.lists(st.integers(0, 10**9), unique=True, max_size=50))
+    cut = data.draw(st.integers(0, len(everything)))
+    more = list(range(2 * 10**9, 2 * 10**9 + num_more))  # more than one piece, behind the rest
+    first, second = sorted(everything[:cut]), sorted(everything[cut:])
+    first, second = (first + more, second) if data.draw(st.booleans()) else (first, second + more)
+    a, b = (torch.tensor(p, dtype=dtype) for p in (first, second))
+    assert union(a, b).tolist() == sorted(first + second)
+    places = st.integers(-1, len(first) - 1) if first else st.just(-1)
+    dropped = data.draw(st.lists(places, max_size=20))
+    both = Union(a, b, dropped=torch.tensor(dropped, dtype=dtype))
+    kept = [x for place, x in enumerate(first) if place not in dropped]
+    positions = both.positions()
+    assert positions.tolist() == sorted(kept + second)
+    assert torch.equal(both.numbers(a.double(), b.double()), positions.double())
+
+
+def test_a_union_refuses_what_is_not_there() -> None:
+    a, b = torch.arange(4), torch.arange(10, 12)
+    with pytest.raises(ValueError, match=r"dropped must lie in \[-1, 4\)"):
+        Union(a, b, dropped=torch.tensor([4]))
+    with pytest.raises(ValueError, match="positions are written before numbers"):
+        Union(a, b).numbers(a.double(), b.double())
 
 
 @pytest.mark.parametrize(
@@ -120,9 +158,14 @@ def test_gather_is_indexing(dtype: torch.dtype, count: int) -> None:
     numbers = (1000 * torch.randn(30_000)).to(dtype)[::3]
     places = torch.randint(10_000, (count,))
     assert torch.equal(gather(numbers, places), numbers[places])
+    assert torch.equal(gather(numbers, places.int()), numbers[places])
+    if count:
+        places[::7] = -1
+        expected = numbers[places].masked_fill(places < 0, 1)
+        assert torch.equal(gather(numbers, places, 1), expected)
 
 
-@pytest.mark.parametrize("place", [-1, 4, 2**62])
+@pytest.mark.parametrize("place", [-2, 4, 2**62])
 def test_gather_refuses_places_that_are_not_there(place: int) -> None:
     with pytest.raises(
         (ValueError, IndexError, RuntimeError), match="source must lie|out of range|not in range"

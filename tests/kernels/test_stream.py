@@ -13,7 +13,7 @@ from torch import Tensor
 
 from topkast.core.initial import Initial, Normal, TruncatedNormal, Uniform
 from topkast.core.select import derive_key
-from topkast.kernels.stream import LARGEST, Stream, merge
+from topkast.kernels.stream import LARGEST, Stream
 
 _BITS = 2**64 - 1
 
@@ -173,17 +173,6 @@ def test_the_same_on_every_machine() -> None:
         "-0x1.ef27840000000p-4",
         "-0x1.e85ccc0000000p-4",
     ]
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.data())
-def test_merge_equals_sorting(data: st.DataObject) -> None:
-    everything = data.draw(st.lists(st.integers(0, 10**12), unique=True, max_size=50))
-    cut = data.draw(st.integers(0, len(everything)))
-    a, b = (torch.tensor(sorted(p), dtype=torch.int64) for p in (everything[:cut], everything[cut:]))
-    positions, values = merge(a, a.double(), b, b.double())
-    assert positions.tolist() == sorted(everything)
-    assert torch.equal(values, positions.double())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from torch import nn
 
 from topkast.bench.ratios import Pair, sparsities
 from topkast.convert import Handle, sparsify
-from topkast.core.initial import Normal
 from topkast.kernels.machine import resident
 from topkast.methods import TopKAST
 
@@ -86,15 +85,24 @@ def _peak(inputs: int, outputs: int, tokens: int, pair: Pair | None) -> dict[str
     return {"building": building, "training": resident("VmHWM") - before}
 
 
-def measure_scale(inputs: int, outputs: int, pair: Pair, *, steps: int) -> dict[str, Any]:
-    """Trains a Linear layer of 64 tokens with Adam for some steps, each followed by a refresh; or, with no
-    steps, only refreshes it, each time after 5 % of B were set to zero.
+def measure_scale(
+    inputs: int, outputs: int, pair: Pair, *, steps: int, init: str | None = None
+) -> dict[str, Any]:
+    """Trains a Linear layer on 64 tokens with Adam and the penalty for some steps, each followed by a refresh
+    and an exchange; or, with no steps, only exchanges, each time after 5 % of B were set to zero.
+
+    Args:
+        inputs, outputs, pair: Of the layer.
+        steps: How many.
+        init: Initial distribution; None is torch's own.
 
     Returns:
-        Seconds: "build", "step" (without refresh), "refresh", "plan" (building the new one), each the median;
-        "peak": resident memory of the whole process in bytes, at most; sizes; "memory": `Handle.memory()`.
+        Seconds, each the median: "build", "step" (without choosing sets), "refresh" (A within B), "exchange",
+        "plan" (building the new one); "flipped" and "exchanged", elements that the last ones moved; "peak":
+        resident memory of the whole process in bytes, at most; sizes; "memory": `Handle.memory()`.
     """
-    return _apart("scale", {"inputs": inputs, "outputs": outputs, "pair": pair, "steps": steps})
+    arguments = {"inputs": inputs, "outputs": outputs, "pair": pair, "steps": steps, "init": init}
+    return _apart("scale", arguments)
 
 
 def _timed(work: Callable[[], Any]) -> float:
@@ -103,45 +111,54 @@ def _timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _scale(inputs: int, outputs: int, pair: Pair, steps: int) -> dict[str, Any]:
+def _scale(inputs: int, outputs: int, pair: Pair, steps: int, init: str | None) -> dict[str, Any]:
     torch.manual_seed(0)
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(inputs, outputs, bias=False))
     made: list[Handle] = []
-    method = TopKAST(*pair, refresh_every=2**40)  # refreshes are called for below
-    options = {"reservoir": "implicit", "seed": 0, "engine": "native", "init": Normal(0.02)}
-    build = _timed(lambda: made.append(sparsify(model, method, **options)))  # pyright: ignore
+    method = TopKAST(*pair, refresh_every=2**40)  # sets are chosen below
+    options: dict[str, Any] = {"reservoir": "implicit", "seed": 0, "engine": "native", "init": init}
+    build = _timed(lambda: made.append(sparsify(model, method, **options)))
     handle = made[0]
     weight = handle.weights["0"]
     optimizer = handle.attach(torch.optim.Adam(model.parameters(), lr=1e-3))
     x = torch.randn(64, inputs)
 
     def step() -> None:
-        model(x).square().mean().backward()
+        (model(x).square().mean() + 1e-4 * handle.penalty()).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
 
-    step_times, refresh_times, plan_times = [], [], []
+    def refresh() -> None:
+        chosen = weight.choose_active()
+        assert chosen is not None
+        flipped.append(chosen[0].numel())
+        weight.flip(chosen[0])
+
+    times: dict[str, list[float]] = {"step": [], "refresh": [], "exchange": [], "plan": []}
+    flipped: list[int] = []
     for _ in range(steps or 5):
         if steps:
-            step_times.append(_timed(step))
+            times["step"].append(_timed(step))
+            times["refresh"].append(_timed(refresh))
         else:
             with torch.no_grad():
                 weight.values[torch.rand(weight.values.numel()) < 0.05] = 0
-        refresh_times.append(_timed(handle.refresh))
+        times["exchange"].append(_timed(handle.refresh))
         if steps:
-            plan_times.append(_timed(lambda: model(x[:1])))  # the first product after it
+            times["plan"].append(_timed(lambda: model(x[:1])))  # the first product after it
     return {
         "inputs": inputs,
         "outputs": outputs,
         **sparsities(pair),
+        "init": init or "torch's own",
         "numel": weight.numel(),
         "backward": weight.counts.backward,
         "returned": weight.reservoir.returned_positions.numel(),  # pyright: ignore
+        "flipped": flipped[-1] if flipped else None,
+        "exchanged": int(weight.exchanged),
         "build": build,
-        "step": median(step_times) if step_times else None,
-        "refresh": median(refresh_times),
-        "plan": median(plan_times) if plan_times else None,
+        **{name: median(taken) if taken else None for name, taken in times.items()},
         "peak": resident("VmHWM"),
         "memory": handle.memory().layers["0"],
     }

@@ -8,8 +8,8 @@ B now or was written down when it left (*returned*). Everything else is what the
                 stream; of equal magnitudes the one with the smaller position goes first);
     returned    positions and values of what has left B.
 
-A refresh looks at B, at what was returned, and at the head of the stream: it is sorted, so the candidates are
-the ranks from the cursor on that are at least as large as the k-th largest known magnitude.
+An exchange looks at B, at what was returned, and at the head of the stream: it is sorted, so the candidates
+are the ranks from the cursor on that are at least as large as the k-th largest magnitude of all.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from torch import Tensor
 from topkast.core.initial import Initial
 from topkast.core.loading import all_finite
 from topkast.core.reservoir import Reservoir, StoredReservoir, Theta
-from topkast.core.select import match, top_k
-from topkast.kernels.passes import count_at_least
+from topkast.core.select import absent, gather, locate
+from topkast.kernels.passes import Union
 from topkast.kernels.positions import check_positions, index_dtype
-from topkast.kernels.stream import KINDS, Stream, merge
+from topkast.kernels.stream import KINDS, Known, Stream
 
 # ---- what its state must be like -----------------------------------------------------------------------
+
+# Elements that are looked up at a time where only their number is wanted.
+_PART = 1 << 20
 
 _NUMBERS = ("key", "cursor", "first_cursor", "activated")
 _RANKS = ("early", "first_early")
@@ -104,8 +107,7 @@ def _problem_of_returned(
         return f"returned_values must hold one number per returned position ({positions.numel()})"
     if not all_finite(values, dtype):
         return f"reservoir.returned_values has numbers that are not finite in {dtype}"
-    _, _, only_returned = match(positions.long(), indices.long())
-    if only_returned.numel() != positions.numel():
+    if absent(positions, indices.to(positions.dtype)).numel() != positions.numel():
         return "returned_positions must not be in B"
     return None
 
@@ -136,16 +138,16 @@ class ImplicitTheta:
     def __init__(self, reservoir: ImplicitReservoir, indices: Tensor, values: Tensor) -> None:
         self.numel = reservoir.numel
         self._reservoir = reservoir
-        self._indices, self._values = indices.cpu(), values.detach().cpu()
+        self._indices = indices.to("cpu", reservoir.returned_positions.dtype)
+        self._values = values.detach().cpu()
         self._last: tuple[Tensor, Tensor] | None = None
 
     def top(self, k: int) -> Tensor:
-        positions, values = self._candidates(k)
-        chosen = top_k(values, k)
-        values = values.index_select(0, chosen)  # what is not needed any more makes room for the next
-        positions = positions.index_select(0, chosen)
-        self._last = (positions, values)  # the method asks for their values next
-        return positions
+        if k == 0:
+            return torch.empty(0, dtype=torch.int64)
+        reservoir = self._reservoir
+        self._last = reservoir.stream().largest(reservoir.known(), self._b(), reservoir.returned(), k)
+        return self._last[0]  # the method asks for their values next
 
     def at(self, positions: Tensor) -> Tensor:
         """From B where it is there, then from the returned elements, then from the stream."""
@@ -155,56 +157,15 @@ class ImplicitTheta:
         values = torch.empty(positions.numel(), dtype=self._values.dtype)
         left = torch.arange(positions.numel())
         for known, known_values in (self._b(), self._reservoir.returned()):
-            source, unknown, _ = match(known, positions[left])
-            found = torch.ones(left.numel(), dtype=torch.bool)
-            found[unknown] = False
+            source = locate(known, positions[left])
+            found = source >= 0
             values[left[found]] = known_values[source[found]]
-            left = left[unknown]
+            left = left[~found]
         values[left] = self._reservoir.stream().look_up(positions[left])[1]
         return values
 
     def _b(self) -> tuple[Tensor, Tensor]:
-        return self._indices.long(), self._values
-
-    def _candidates(self, k: int) -> tuple[Tensor, Tensor]:
-        """Elements among which the k largest are, by increasing position."""
-        # The small lists first: B is gone through, and copied, only once.
-        others = merge(*self._reservoir.returned(), *self._fresh(self._end(k)))
-        return merge(*self._b(), *others)
-
-    def _end(self, k: int) -> int:
-        """A rank from which on no element of the stream is among the k largest.
-
-        Of the ranks up to c, and of what is known and at least as large as the last of them, there are k:
-        then whoever is smaller is not needed. The least such c is found to within a few per cent.
-        """
-        stream, cursor, early = self._reservoir.stream(), int(self._reservoir.cursor), self._reservoir.early
-        if k == 0:
-            return cursor
-
-        def suffices(end: int) -> bool:
-            num_fresh, least = end - cursor - int(torch.searchsorted(early, end)), stream.magnitude(end - 1)
-            returned = self._reservoir.returned_values
-            return num_fresh + count_at_least(self._values, least) + count_at_least(returned, least) >= k
-
-        low, high = cursor, min(self.numel, cursor + 1024)
-        while high < self.numel and not suffices(high):
-            low, high = high, min(self.numel, cursor + 4 * (high - cursor))
-        while high - low > max(256, (high - cursor) // 32):
-            middle = (low + high) // 2
-            low, high = (low, middle) if suffices(middle) else (middle, high)
-        # Whoever is as large as the last is needed too: it may have a smaller position.
-        return max(cursor, stream.count_at_least(stream.magnitude(high - 1))) if high > cursor else cursor
-
-    def _fresh(self, end: int) -> tuple[Tensor, Tensor]:
-        """Unknown elements of the ranks from the cursor to `end`."""
-        stream, cursor, early = self._reservoir.stream(), int(self._reservoir.cursor), self._reservoir.early
-        positions = stream.positions(cursor, end - cursor)
-        ranks, values = stream.look_up(positions)
-        if early.numel() == 0 or positions.numel() == 0:
-            return positions, values
-        unknown = ~torch.isin(ranks, early)
-        return positions[unknown], values[unknown]
+        return self._indices, self._values
 
 
 class ImplicitReservoir(Reservoir):
@@ -258,19 +219,34 @@ class ImplicitReservoir(Reservoir):
 
     def returned(self) -> tuple[Tensor, Tensor]:
         """Positions, increasing, and values of what has left B."""
-        return self.returned_positions.long(), self.returned_values
+        return self.returned_positions, self.returned_values
+
+    def known(self) -> Known:
+        """Which ranks have been in B."""
+        return Known(int(self.cursor), self.early)
 
     def begin(self, indices: Tensor) -> Tensor:
         """Takes note of the first B and gives θ⁰ on it."""
-        ranks, values = self.stream().look_up(indices)
-        self._reveal(ranks)
+        indices = indices.cpu().long()
+        values = self._enter(indices, torch.full_like(indices, -1))
         self.first_cursor.copy_(self.cursor)
         self.first_early = self.early.clone()
         return values
 
+    def _enter(self, positions: Tensor, source: Tensor) -> Tensor:
+        """Values of what enters B, from the returned elements at `source` or else from the stream."""
+        values, known = self.stream().enter(self.known(), positions, source, self.returned_values)
+        self.cursor.fill_(known.cursor)
+        self.early = known.early
+        return values
+
     def _is_initial(self, ranks: Tensor) -> Tensor:
         """Whether they were in the first B."""
-        return (ranks < self.first_cursor) | torch.isin(ranks, self.first_early)
+        is_below, first = ranks < self.first_cursor, self.first_early
+        if first.numel() == 0:
+            return is_below
+        place = torch.searchsorted(first, ranks).clamp_(max=first.numel() - 1)
+        return is_below | (first[place] == ranks)
 
     def theta(self, indices: Tensor, values: Tensor) -> Theta:
         return ImplicitTheta(self, indices, values)
@@ -288,37 +264,27 @@ class ImplicitReservoir(Reservoir):
         return max(drawn, float(returned.abs().max())) if returned.numel() else drawn
 
     def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
-        positions, values = self.returned()
         entering = entering.cpu()
-        source, fresh, kept = match(positions, entering)
-        entrants = values.index_select(0, source) if positions.numel() else values.new_empty(entering.numel())
-        ranks, entrants[fresh] = self.stream().look_up(entering[fresh])
-        self._reveal(ranks)
-        left = (leaving.cpu().long(), leaving_values.detach().cpu().to(self.dtype))
-        positions, values = merge(positions[kept], values[kept], *left)
-        self.returned_positions = positions.to(self.returned_positions.dtype)
-        self.returned_values = values
+        source = locate(self.returned_positions, entering)
+        entrants = self._enter(entering, source)
+        del entering
+        positions = leaving.to("cpu", self.returned_positions.dtype)
+        left_values = leaving_values.detach().to("cpu", self.dtype)
+        both = Union(self.returned_positions, positions, dropped=source)
+        del source
+        self.returned_positions = both.positions()  # before the values: the old ones make room
+        self.returned_values = both.numbers(self.returned_values, left_values)
         return entrants.to(leaving_values)
 
-    def _reveal(self, ranks: Tensor) -> None:
-        """Marks ranks as known, and moves the cursor over all that are known by now."""
-        known = torch.cat([self.early, ranks])
-        cursor = int(self.cursor)
-        # One flag for each rank that could be in a row, and one that is never set.
-        flags = torch.zeros(known.numel() + 1, dtype=torch.uint8)
-        flags[(known - cursor).clamp_(max=known.numel())] = 1
-        flags[-1] = 0
-        passed = int(flags.argmin())
-        self.cursor.fill_(cursor + passed)
-        self.early = known[known >= cursor + passed].sort().values
-
-    def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
-        retired, entered = self.retired.long(), entered_a.cpu()
-        _, first_time, kept = match(retired, entered)
-        ranks = self.stream().ranks(entered[first_time])
-        self.activated += int((~self._is_initial(ranks)).sum())
-        still, gone = retired[kept], left_a.cpu().sort().values
-        self.retired = merge(still, still.double(), gone, gone.double())[0].to(self.retired.dtype)
+    def record(self, entered_a: Tensor, left_a: Tensor) -> None:
+        dtype = self.retired.dtype
+        entered = entered_a.to("cpu", dtype)
+        source = locate(self.retired, entered)
+        first_time = absent(entered, self.retired)
+        for part in first_time.split(_PART):
+            ranks = self.stream().ranks(gather(entered, part))
+            self.activated += int((~self._is_initial(ranks)).sum())
+        self.retired = Union(self.retired, left_a.to("cpu", dtype), dropped=source).positions()
 
     def used(self) -> tuple[float, float]:
         initial = int(self.first_cursor) + self.first_early.numel()

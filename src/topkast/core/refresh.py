@@ -10,10 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from topkast.core.select import gather, match
+from topkast.core.select import absent, gather, locate, union
 from topkast.core.sets import Sets
 from topkast.core.slots import SlotMap
 from topkast.core.weight import SparseWeight
+from topkast.kernels.passes import release_scratch
 
 
 def check_finite(weight: SparseWeight) -> None:
@@ -47,39 +48,73 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     Returns:
         How slots moved, for whatever else is kept by slot.
     """
-    old = weight.indices.long()
-    if torch.equal(old, sets.indices):
+    num_entering = int(torch.count_nonzero(locate(weight.indices, sets.indices) < 0))
+    if num_entering == 0 and sets.indices.numel() == weight.indices.numel():
         return _change_a(weight, sets.active, explored=explored)
-    source, entering, leaving = match(old, sets.indices)
-    left = old[leaving]
-    del old  # as long as all of B: of a large weight every such list counts
-    was_active = gather(weight.active, source).index_fill_(0, entering, False)
-    num_left = int(torch.count_nonzero(weight.active[leaving]))
-    weight.changed.fill_(int(torch.count_nonzero(sets.active ^ was_active)) + num_left)
-    noted = weight.noted_active()
-    was_noted = (
-        was_active if noted is weight.active else gather(noted, source).index_fill_(0, entering, False)
-    )
-    entering_a = torch.nonzero(sets.active & ~was_noted).flatten()
-    left_a = torch.cat([sets.indices[was_noted & ~sets.active], left[noted[leaving]]])
-    del noted
     weight.forget_plan()
-
+    _make_room(weight)
     before = weight.values.numel()
-    entrants = weight.reservoir.exchange(left, weight.values.detach()[leaving], sets.indices[entering])
-    values = gather(weight.values.detach(), source)
-    values[entering] = entrants if sets.fresh is None else sets.fresh.to(values)[entering]
+    # Of a large weight every list as long as B counts: they are dropped as soon as they can be, and how slots
+    # move is found out again at the end.
+    was_active, leaving = _note_history(weight, sets)
+    left, left_values = gather(weight.indices, leaving), gather(weight.values, leaving)
+    del leaving
+    _make_room(weight)
+    entrants = weight.reservoir.exchange(left, left_values, _entering(weight, sets))
+    del left, left_values
+    source = locate(weight.indices, sets.indices)
+    is_new = source < 0
+    values = gather(weight.values, source)
+    values.masked_scatter_(is_new, entrants if sets.fresh is None else sets.fresh.to(values)[is_new])
+    del entrants, is_new
     weight.take(values, sets)
+    del values
     weight.forget_bound()
-    weight.exchanged.fill_(entering.numel())
-    weight.reservoir.record(sets.indices[entering], sets.indices[entering_a], left_a)
+    weight.exchanged.fill_(num_entering)
+    _make_room(weight)
 
-    slots = SlotMap(source, _reset_slots(weight, entering, was_active, explored=explored), before)
+    slots = SlotMap(source, before, reset=_reset_slots(weight, source, was_active, explored=explored))
     if weight.values.grad is not None:
         slots.carry_(weight.values.grad)
     if weight.companion is not None:
         weight.companion.carry(slots)
     return slots
+
+
+# Elements of B from which on it is worth the milliseconds to give memory back in the middle of an exchange.
+_MANY = 1 << 22
+
+
+def _make_room(weight: SparseWeight) -> None:
+    """Gives back what products keep for the next one, and what the system keeps of freed lists."""
+    if weight.values.numel() >= _MANY:
+        release_scratch()
+
+
+def _entering(weight: SparseWeight, sets: Sets) -> Tensor:
+    """Positions that enter B."""
+    return gather(sets.indices, absent(sets.indices, weight.indices))
+
+
+def _note_history(weight: SparseWeight, sets: Sets) -> tuple[Tensor, Tensor]:
+    """Notes what enters A and leaves it, before anything moves.
+
+    Returns:
+        By new slot, whether its element was in A; and the old slots whose elements leave B.
+    """
+    source = locate(weight.indices, sets.indices)
+    was_active = gather(weight.active, source, False)
+    leaving = absent(weight.indices, sets.indices)
+    num_left = int(torch.count_nonzero(gather(weight.active, leaving)))
+    weight.changed.fill_(int(torch.count_nonzero(sets.active ^ was_active)) + num_left)
+    noted = weight.noted_active()
+    was_noted = was_active if noted is weight.active else gather(noted, source, False)
+    del source
+    dtype = weight.indices.dtype
+    retired = gather(weight.indices, leaving)[gather(noted, leaving)]
+    left_a = union(sets.indices[was_noted & ~sets.active].to(dtype), retired)
+    weight.reservoir.record(sets.indices[sets.active & ~was_noted], left_a)
+    return was_active, leaving
 
 
 def _change_a(weight: SparseWeight, active: Tensor, *, explored: bool) -> SlotMap:
@@ -91,13 +126,12 @@ def _change_a(weight: SparseWeight, active: Tensor, *, explored: bool) -> SlotMa
         weight.forget_plan()
     if changed or weight.is_noted:
         weight.take(weight.values.detach(), Sets(weight.indices, active))
-        nothing = weight.indices.new_empty(0).long()
         moved = (active & ~was_noted, was_noted & ~active)
-        weight.reservoir.record(nothing, *(weight.indices[flags].long() for flags in moved))
+        weight.reservoir.record(*(weight.indices[flags].long() for flags in moved))
     num_slots = weight.values.numel()
-    nowhere = torch.empty(0, dtype=torch.int64, device=weight.device)
-    reset = _reset_slots(weight, nowhere, was_active, explored=explored)
-    slots = SlotMap(torch.arange(num_slots, device=weight.device), reset, num_slots, moves=False)
+    source = torch.arange(num_slots, device=weight.device)
+    reset = _reset_slots(weight, source, was_active, explored=explored)
+    slots = SlotMap(source, num_slots, moves=False, reset=reset)
     if weight.values.grad is not None:
         slots.carry_(weight.values.grad)
     if weight.companion is not None:
@@ -105,10 +139,11 @@ def _change_a(weight: SparseWeight, active: Tensor, *, explored: bool) -> SlotMa
     return slots
 
 
-def _reset_slots(weight: SparseWeight, entering: Tensor, was_active: Tensor, *, explored: bool) -> Tensor:
-    """New slots whose element was not, or is not, in the backward set."""
+def _reset_slots(
+    weight: SparseWeight, source: Tensor, was_active: Tensor, *, explored: bool
+) -> Tensor | None:
+    """New slots whose element was in B, but was not, or is not, in the backward set; None while exploring."""
     if explored and weight.explores:
-        return entering
+        return None
     stays = weight.updated() & (was_active if not explored else torch.ones_like(was_active))
-    stays[entering] = False
-    return torch.nonzero(~stays).flatten()
+    return torch.nonzero(~stays & (source >= 0)).flatten()

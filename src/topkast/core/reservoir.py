@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.core.loading import all_finite
-from topkast.core.select import gather, match, top_k
+from topkast.core.select import gather, locate, top_k
 
 
 class Theta(Protocol):
@@ -67,8 +67,8 @@ class Reservoir(nn.Module):
         """The largest magnitude in C, which must not be empty. Only an exchange changes it."""
 
     @abstractmethod
-    def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
-        """Notes which elements have entered B, entered A and left A from one exchange to the next."""
+    def record(self, entered_a: Tensor, left_a: Tensor) -> None:
+        """Notes what has entered and left A from one exchange to the next, by increasing positions."""
 
     @abstractmethod
     def used(self) -> tuple[float, float]:
@@ -114,9 +114,10 @@ class StoredReservoir(Reservoir):
         return self.rest.index_copy(0, indices.long(), values)
 
     def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
+        self._has_been(entering, _BEEN_IN_B)
         entrants = self.rest.index_select(0, entering)
         self.rest[entering] = 0
-        self.rest[leaving] = leaving_values
+        self.rest[leaving.long()] = leaving_values
         return entrants
 
     def largest(self) -> float:
@@ -130,11 +131,13 @@ class StoredReservoir(Reservoir):
             return f"reservoir.rest has numbers that are not finite in {self.rest.dtype}"
         return wrong
 
-    def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
+    def record(self, entered_a: Tensor, left_a: Tensor) -> None:
+        self._has_been(entered_a, _BEEN_IN_A)
+
+    def _has_been(self, positions: Tensor, code: int) -> None:
         # A code only ever grows, and what started in B is not part of the initial C.
-        for positions, code in ((entered_b, _BEEN_IN_B), (entered_a, _BEEN_IN_A)):
-            now = self.history[positions]
-            self.history[positions] = torch.where(now == _INITIAL, now, now.clamp(min=code))
+        now = self.history[positions]
+        self.history[positions] = torch.where(now == _INITIAL, now, now.clamp(min=code))
 
     def take_history(self, initial: Tensor, been_in_b: Tensor, been_in_a: Tensor) -> None:
         """Sets the history from one bool per element each: in the first B; in B, and in A, at some time."""
@@ -166,8 +169,7 @@ class SparseTheta:
     def at(self, positions: Tensor) -> Tensor:
         if torch.equal(positions, self._indices):
             return self._values
-        source, unknown, _ = match(self._indices, positions)
-        return gather(self._values, source).index_fill_(0, unknown, 0.0)
+        return gather(self._values, locate(self._indices, positions))
 
 
 class EmptyReservoir(Reservoir):
@@ -191,7 +193,7 @@ class EmptyReservoir(Reservoir):
     def largest(self) -> float:
         return 0.0
 
-    def record(self, entered_b: Tensor, entered_a: Tensor, left_a: Tensor) -> None:
+    def record(self, entered_a: Tensor, left_a: Tensor) -> None:
         pass
 
     def used(self) -> tuple[float, float]:

@@ -122,33 +122,51 @@ def within_together(numbers: Sequence[Tensor], k: int) -> list[Tensor]:
     return places
 
 
-def match(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compares two increasing lists of int64 positions.
-
-    Returns:
-        For each entry of `after` its place in `before` (0 if it is not there); the places in `after` of what
-        is new; the places in `before` of what is gone.
-    """
+def locate(before: Tensor, after: Tensor) -> Tensor:
+    """For each entry of `after` its place in `before`, or -1. Both are increasing positions."""
     if passes.is_present(before.device):
-        return passes.match(before, after)
-    return match_portable(before, after)
+        return passes.locate(before, after)
+    return locate_portable(before, after)
 
 
-def match_portable(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`match` with torch alone, on any device."""
-    source = torch.searchsorted(before, after).clamp_(max=max(0, before.numel() - 1))
-    is_new = before.index_select(0, source) != after
-    is_gone = torch.ones(before.numel(), dtype=torch.bool, device=before.device)
-    is_gone[source[~is_new]] = False
-    source = source.masked_fill(is_new, 0)
-    return source, torch.nonzero(is_new).flatten(), torch.nonzero(is_gone).flatten()
+def locate_portable(before: Tensor, after: Tensor) -> Tensor:
+    """`locate` with torch alone, on any device."""
+    before, after = before.long(), after.long()
+    if before.numel() == 0:
+        return torch.full_like(after, -1)
+    source = torch.searchsorted(before, after).clamp_(max=before.numel() - 1)
+    return source.masked_fill_(before.index_select(0, source) != after, -1)
 
 
-def gather(numbers: Tensor, places: Tensor) -> Tensor:
-    """``numbers[places]``, of a list of numbers; what a refresh does with everything that is as long as B."""
+def absent(positions: Tensor, other: Tensor) -> Tensor:
+    """Places in a list of positions of those that another list does not have. Both are increasing."""
+    if passes.is_present(positions.device):
+        return passes.absent(positions, other)
+    return absent_portable(positions, other)
+
+
+def absent_portable(positions: Tensor, other: Tensor) -> Tensor:
+    """`absent` with torch alone, on any device."""
+    return torch.nonzero(locate_portable(other, positions) < 0).flatten()
+
+
+def union(a: Tensor, b: Tensor) -> Tensor:
+    """Two increasing lists of positions without a common one, of one dtype, as one."""
+    if passes.is_present(a.device):
+        return passes.Union(a, b).positions()
+    return torch.cat([a, b]).sort().values
+
+
+def gather(numbers: Tensor, places: Tensor, fill: float = 0) -> Tensor:
+    """``numbers[places]``, of a list of numbers, and `fill` where a place is -1.
+
+    An exchange does this with everything that is as long as B.
+    """
     if passes.can_gather(numbers, places):
-        return passes.gather(numbers, places)
-    return numbers.index_select(0, places)
+        return passes.gather(numbers, places, fill)
+    is_there = places != -1
+    out = numbers.new_full((places.numel(),), fill)
+    return out.masked_scatter_(is_there, numbers.index_select(0, places[is_there]))
 
 
 def random_subset(n: int, k: int, generator: torch.Generator) -> Tensor:

@@ -21,28 +21,34 @@ class SlotMap:
     """Where each new slot's content comes from.
 
     Attributes:
-        source: For each new slot the old slot of the same element (0 for elements that were not in B).
-        reset: New slots whose optimizer state starts anew: those whose element was not in the backward
-            set before, or is not in it now. While exploring, the backward set is all of B.
+        source: For each new slot the old slot of the same element, or -1 for elements that were not in B. Of
+            any integer dtype.
         before: How many slots there were.
         moves: Whether any slot has another element than before.
+        reset: More slots whose optimizer state starts anew, because their element was not in the backward set
+            before, or is not in it now. While exploring there are none: the backward set is all of B.
     """
 
     source: Tensor
-    reset: Tensor
     before: int
     moves: bool = True
+    reset: Tensor | None = None
 
     @property
     def resizes(self) -> bool:
         return self.source.numel() != self.before
 
     def moved(self, tensor: Tensor, initial: float | Tensor = 0.0) -> Tensor:
-        """A tensor kept by slot, after the move; reset slots get `initial`."""
-        if not self.moves and self.reset.numel() == 0:
+        """A tensor kept by slot, after the move; slots that start anew get `initial`."""
+        resets = self.reset is not None and self.reset.numel() > 0
+        if not self.moves and not resets:
             return tensor
-        moved = gather(tensor, self.source)
-        moved[self.reset] = initial[self.reset] if isinstance(initial, Tensor) else initial
+        if not isinstance(initial, Tensor):
+            moved = gather(tensor, self.source, initial)
+        else:
+            moved = torch.where(self.source >= 0, gather(tensor, self.source), initial)
+        if self.reset is not None and resets:
+            moved[self.reset] = initial[self.reset] if isinstance(initial, Tensor) else initial
         return moved
 
     def carry_(self, tensor: Tensor, initial: float | Tensor = 0.0) -> None:

@@ -28,6 +28,16 @@ def threads_for(numel: int) -> int:
     return torch.get_num_threads() if numel >= 1 << 14 else 1
 
 
+# Bytes of scratch memory that are worth giving back: smaller pieces are asked for again at once.
+_LARGE = 1 << 25
+
+
+def release_scratch() -> None:
+    """Gives back the large pieces of memory that products keep for the next one; before an exchange."""
+    if _native is not None:
+        _native.release_scratch(_LARGE)
+
+
 def top_k(numbers: Tensor, k: int) -> Tensor:
     """Positions of the k largest |numbers|, ties to the smaller position, increasing. O(n), threaded."""
     numbers = numbers.detach().contiguous()
@@ -73,40 +83,87 @@ def penalty_grad(values: Tensor, active: Tensor, outside: float, power: int, fac
     return out
 
 
-def count_at_least(numbers: Tensor, threshold: float) -> int:
-    """How many of |numbers| are at least `threshold`."""
-    numbers = numbers.detach().contiguous()
-    count = getattr(_native, f"count_at_least_{_SUFFIX[numbers.dtype]}")
-    return count(*_buffer(numbers), threshold, threads_for(numbers.numel()))
-
-
-def match(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `core.select.match`: the same in one pass over both lists, threaded."""
+def locate(before: Tensor, after: Tensor) -> Tensor:
+    """See `core.select.locate`: in one pass over both lists, threaded."""
     assert _native is not None  # `is_present` was asked
     before, after = before.contiguous(), after.contiguous()
-    source = torch.empty_like(after)
+    source = torch.empty(after.numel(), dtype=places_dtype(before.numel()))
     threads = threads_for(after.numel())
-    changes = _native.Changes(*_buffer(before), *_buffer(after), *_buffer(source), threads)
-    entering, leaving = after.new_empty(changes.num_entering), after.new_empty(changes.num_leaving)
-    changes.write(*_buffer(entering), *_buffer(leaving))
-    return source, entering, leaving
+    _native.locate(*_typed(before), *_typed(after), *_typed(source), threads)
+    return source
+
+
+def absent(positions: Tensor, other: Tensor) -> Tensor:
+    """See `core.select.absent`: in one pass over both lists, threaded."""
+    assert _native is not None  # `is_present` was asked
+    positions, other = positions.contiguous(), other.contiguous()
+    threads = threads_for(positions.numel())
+    found = _native.Absent(*_typed(positions), *_typed(other), threads)
+    places = torch.empty(found.size, dtype=places_dtype(positions.numel()))
+    found.write(*_typed(places), threads)
+    return places
+
+
+class Union:
+    """Two increasing lists without a common element as one, less those of the first at `dropped`.
+
+    Args:
+        a: Increasing positions.
+        b: Others, of the same dtype.
+        dropped: Places in `a`, or -1, which is passed over.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, dropped: Tensor | None = None) -> None:
+        assert _native is not None  # `is_present` was asked
+        self._a, self._b = a.contiguous(), b.contiguous()
+        gone = torch.empty(0, dtype=torch.int64) if dropped is None else dropped.contiguous()
+        self._threads = threads_for(a.numel() + b.numel())
+        buffers = (*_buffer(self._a), *_typed(self._b), *_typed(gone))
+        self._core = _native.Union(*buffers, self._threads)
+
+    def positions(self) -> Tensor:
+        """All of them, increasing. The lists are let go of: what else is asked for does not need them."""
+        out = torch.empty(self._core.size, dtype=self._a.dtype)
+        buffers = (*_buffer(self._a), *_buffer(self._b), *_typed(out))
+        self._core.write_positions(*buffers, self._threads)
+        del self._a, self._b
+        return out
+
+    def numbers(self, a: Tensor, b: Tensor) -> Tensor:
+        """Numbers that belong to the lists, in the order of `positions`, which was asked for before."""
+        a, b = a.contiguous(), b.contiguous()
+        out = torch.empty(self._core.size, dtype=a.dtype)
+        write = self._core.write_float if a.dtype == torch.float32 else self._core.write_double
+        write(*_buffer(a), *_buffer(b), *_buffer(out), self._threads)
+        return out
+
+
+def places_dtype(length: int) -> torch.dtype:
+    """What holds a place in a list of this length, and -1."""
+    return torch.int32 if length < 2**31 else torch.int64
 
 
 def can_gather(numbers: Tensor, places: Tensor) -> bool:
     """Whether `gather` takes these tensors."""
     is_list = numbers.ndim == 1 and numbers.element_size() in (1, 2, 4, 8)
-    has_places = places.dtype == torch.int64 and places.device.type == "cpu"
+    has_places = places.dtype in (torch.int32, torch.int64) and places.device.type == "cpu"
     return is_present(numbers.device) and is_list and has_places
 
 
-def gather(numbers: Tensor, source: Tensor) -> Tensor:
-    """``numbers[source]``. Threaded: torch's `index_select` of one dimension is not."""
+def gather(numbers: Tensor, source: Tensor, fill: float = 0) -> Tensor:
+    """``numbers[source]``, `fill` where that is -1. Threaded: torch's `index_select` of a list is not."""
     numbers, source = numbers.detach().contiguous(), source.contiguous()
     out = torch.empty(source.numel(), dtype=numbers.dtype)
+    other = torch.full((1,), fill, dtype=numbers.dtype)
     function = getattr(_native, f"gather_{numbers.element_size()}")
-    function(*_buffer(numbers), *_buffer(source), *_buffer(out), threads_for(source.numel()))
+    threads = threads_for(source.numel())
+    function(*_buffer(numbers), *_typed(source), other.data_ptr(), *_buffer(out), threads)
     return out
 
 
 def _buffer(x: Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.numel()
+
+
+def _typed(x: Tensor) -> tuple[int, int, int]:
+    return x.data_ptr(), x.numel(), x.element_size()

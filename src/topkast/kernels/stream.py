@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,20 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise ValueError(
             f"an implicit weight must be float32 or float64, got {dtype}; use autocast for half precision"
         )
+
+
+Listed = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Which ranks of a stream are known: all below the cursor, and the early ones, which increase."""
+
+    cursor: int
+    early: Tensor
+
+    def buffers(self) -> tuple[int, int, int]:
+        return self.cursor, self.early.data_ptr(), self.early.numel()
 
 
 class Stream:
@@ -55,6 +71,54 @@ class Stream:
         self._stream.positions(first, count, out.data_ptr(), count, passes.threads_for(count))
         return out
 
+    def largest(self, known: Known, b: Listed, returned: Listed, k: int) -> Listed:
+        """The k largest of θ as it is now, ties to the smaller position: positions (int64), and values.
+
+        Args:
+            known: Which ranks are known: those of B and of what has left it.
+            b: Positions and values of B, increasing.
+            returned: Of what has left B, with positions of the same dtype.
+            k: From 1 to n.
+        """
+        positions, values = torch.empty(k, dtype=torch.int64), torch.empty(k, dtype=self.dtype)
+        lists = []
+        for indices, numbers in (b, returned):
+            numbers = numbers.detach().contiguous()
+            lists += [indices.contiguous(), numbers]
+        function = getattr(self._stream, f"largest_{_SUFFIX[self.dtype]}")
+        function(
+            *known.buffers(),
+            *(lists[0].data_ptr(), lists[1].data_ptr(), lists[0].numel()),
+            *(lists[2].data_ptr(), lists[3].data_ptr(), lists[2].numel()),
+            *(b[0].element_size(), k, positions.data_ptr(), values.data_ptr()),
+            passes.threads_for(b[0].numel() + returned[0].numel() + k),
+        )
+        return positions, values
+
+    def enter(
+        self, known: Known, positions: Tensor, source: Tensor, returned_values: Tensor
+    ) -> tuple[Tensor, Known]:
+        """Values of elements that enter B, and what is known then.
+
+        Args:
+            known: Which ranks are known now.
+            positions: Of the elements, increasing (int64).
+            source: For each its place among the returned elements, or -1 if it was never in B.
+            returned_values: Of the returned elements.
+        """
+        positions, source = positions.contiguous(), source.contiguous()
+        values = torch.empty(positions.numel(), dtype=self.dtype)
+        entrants = getattr(native._native, f"entrants_{_SUFFIX[self.dtype]}")(
+            self._stream,
+            *known.buffers(),
+            *(positions.data_ptr(), positions.numel(), source.data_ptr(), source.element_size()),
+            *(returned_values.data_ptr(), returned_values.numel(), values.data_ptr()),
+            passes.threads_for(positions.numel()),
+        )
+        early = torch.empty(entrants.num_early, dtype=torch.int64)
+        entrants.write_early(early.data_ptr(), early.numel())
+        return values, Known(entrants.cursor, early)
+
     def look_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Ranks, and θ, at the given positions."""
         positions = positions.cpu().long().contiguous()
@@ -83,18 +147,3 @@ class Stream:
             out.data_ptr(), self.numel, passes.threads_for(self.numel)
         )
         return out
-
-
-def merge(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
-    """Two increasing lists of positions without a common one, with their values, as one."""
-    if b.numel() == 0:
-        return a, a_values
-    if a.numel() == 0:
-        return b, b_values
-    out = torch.empty(a.numel() + b.numel(), dtype=torch.int64)
-    values = torch.empty(out.numel(), dtype=a_values.dtype)
-    tensors = [t.contiguous() for t in (a, a_values, b, b_values)]
-    buffers = [n for t in (*tensors, out, values) for n in (t.data_ptr(), t.numel())]
-    assert native._native is not None  # there is a Stream
-    getattr(native._native, f"merge_{_SUFFIX[a_values.dtype]}")(*buffers)
-    return out, values

@@ -29,13 +29,15 @@ class Settings:
         shapes: Inputs and outputs of each layer.
         pairs: Forward and backward sparsities.
         large: Inputs, outputs and pair of a layer to be trained that would be large if it were dense.
-        growing: The same for layers with one |B|, to see how the time of a refresh follows the dense size.
+        starts: Initial distributions of it; None is torch's own, which a user gets.
+        growing: Layers with one |B|, to see how the time of an exchange follows the dense size.
     """
 
     tokens: int = 64
     shapes: tuple[tuple[int, int], ...] = SHAPES
     pairs: tuple[Pair, ...] = PAIRS
     large: tuple[tuple[int, int, Pair], ...] = ((31_250, 32_000, (0.99, 0.98)),)
+    starts: tuple[str | None, ...] = (None, "lecun_normal")
     growing: tuple[tuple[int, int, Pair], ...] = (
         (4000, 5000, (0.9, 0.9)),
         (40_000, 50_000, (0.999, 0.999)),
@@ -69,14 +71,19 @@ def run(settings: Settings, say: Say) -> Report:
 
 
 def _run_large(settings: Settings, report: Report, say: Say, *, has_peak: bool) -> None:
-    for inputs, outputs, pair in settings.large if has_peak else ():
-        row = measure_scale(inputs, outputs, pair, steps=3)
+    cases = [(*layer, init) for layer in settings.large for init in settings.starts]
+    for inputs, outputs, pair, init in cases if has_peak else ():
+        row = measure_scale(inputs, outputs, pair, steps=3, init=init)
         report.rows.append({"contender": "large", **row})
         parts = row["memory"]
-        say(f"\nLinear {inputs} → {outputs}, {show_pair(pair)}, drawn in {row['build']:.1f} s")
-        say(f"  {row['numel']:,} elements, {row['backward']:,} of them in B")
+        say(f"\nLinear {inputs} → {outputs}, {show_pair(pair)}, start: {row['init']}")
+        say(f"  {row['numel']:,} elements, {row['backward']:,} of them in B, drawn in {row['build']:.1f} s")
         say(
-            f"  step on 64 tokens {row['step']:.2f} s; refresh {row['refresh']:.2f} s, "
+            f"  step on 64 tokens {row['step']:.2f} s; refresh {1000 * row['refresh']:.0f} ms "
+            f"({row['flipped'] / row['backward']:.2%} of B change sides)"
+        )
+        say(
+            f"  exchange {row['exchange']:.2f} s ({row['exchanged'] / row['backward']:.0%} of B is new), "
             f"and {row['plan']:.2f} s for the new Plan"
         )
         say(
@@ -87,10 +94,10 @@ def _run_large(settings: Settings, report: Report, say: Say, *, has_peak: bool) 
     for inputs, outputs, pair in settings.growing if has_peak else ():
         row = measure_scale(inputs, outputs, pair, steps=0)
         report.rows.append({"contender": "growing", **row})
-        first = row["refresh"] if first is None else first
+        first = row["exchange"] if first is None else first
         say(
-            f"refresh of {row['backward']:,} elements of {row['numel']:,}: {row['refresh']:.3f} s, "
-            f"{row['refresh'] / first:.2f}× the first"
+            f"exchange of {row['backward']:,} elements of {row['numel']:,}: {row['exchange']:.3f} s, "
+            f"{row['exchange'] / first:.2f}× the first"
         )
 
 

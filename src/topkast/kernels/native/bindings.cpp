@@ -7,6 +7,10 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -21,7 +25,6 @@
 #include "positions.hpp"
 #include "rows.hpp"
 #include "select.hpp"
-#include "slots.hpp"
 #include "table.hpp"
 #include "within.hpp"
 
@@ -297,28 +300,13 @@ void lookup_grad(const Table& table, Address ids, int64_t tokens, Address grad, 
                     checked<T>("dvalues", dvalues, dvalues_length, table.num_slots()), checked_threads(num_threads));
 }
 
-// Python takes ownership.
-Changes* make_changes(Address before, int64_t num_before, Address after, int64_t num_after, Address source,
-                      int64_t source_length, int num_threads) {
-  return new Changes(checked<const int64_t>("before", before, num_before, num_before), num_before,
-                     checked<const int64_t>("after", after, num_after, num_after), num_after,
-                     output<int64_t>("source", source, source_length, num_after), checked_threads(num_threads));
-}
-
-void write_changes(const Changes& changes, Address entering, int64_t num_entering, Address leaving,
-                   int64_t num_leaving) {
-  changes.write(checked<int64_t>("entering", entering, num_entering, changes.num_entering()),
-                checked<int64_t>("leaving", leaving, num_leaving, changes.num_leaving()));
-}
-
-template <typename T>
-void gather_places(Address from, int64_t num_from, Address source, int64_t count, Address out, int64_t out_length,
-                   int num_threads) {
-  if (num_from == 0 && count > 0) throw std::invalid_argument("there is nothing to gather from");
-  if (!gather(checked<const T>("from", from, num_from, num_from), num_from,
-              checked<const int64_t>("source", source, count, count), count, output<T>("out", out, out_length, count),
-              checked_threads(num_threads)))
-    throw std::invalid_argument("source must lie in [0, " + std::to_string(num_from) + ")");
+// Scratch memory of this thread, and what malloc keeps of memory that was freed in small pieces: after lists as long as
+// B were compared, that is hundreds of megabytes for a layer of 10^9 weights.
+void release_scratch(int64_t least) {
+  kernels<float>().release(least);
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
 }
 
 nb::dict plan_sizes() {
@@ -339,11 +327,6 @@ nb::dict plan_sizes() {
   sizes["slack_share"] = PlanSizes::slack_share;
   sizes["least_slack"] = PlanSizes::least_slack;
   return sizes;
-}
-
-template <typename T>
-int64_t count_large(Address x, int64_t length, T threshold, int num_threads) {
-  return count_at_least(checked<const T>("x", x, length, length), length, threshold, checked_threads(num_threads));
 }
 
 }  // namespace
@@ -375,11 +358,6 @@ NB_MODULE(_native, m) {
   nb::class_<Rows>(m, "Rows")
       .def(nb::new_(&make_rows), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_bytes", &Rows::num_bytes);
-  nb::class_<Changes>(m, "Changes")
-      .def(nb::new_(&make_changes), nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("num_entering", &Changes::num_entering)
-      .def_prop_ro("num_leaving", &Changes::num_leaving)
-      .def("write", &write_changes, nb::call_guard<nb::gil_scoped_release>());
   m.def("penalty_float", &penalty_of<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("penalty_double", &penalty_of<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("penalty_grad_float", &penalty_grad_of<float>, nb::call_guard<nb::gil_scoped_release>());
@@ -400,16 +378,12 @@ NB_MODULE(_native, m) {
   m.def("conv_double", &conv<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("conv_backward_float", &conv_backward<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("conv_backward_double", &conv_backward<double>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("count_at_least_float", &count_large<float>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("count_at_least_double", &count_large<double>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("gather_1", &gather_places<uint8_t>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("gather_2", &gather_places<uint16_t>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("gather_4", &gather_places<uint32_t>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("gather_8", &gather_places<uint64_t>, nb::call_guard<nb::gil_scoped_release>());
+  bind_lists(m);
   bind_stream(m);
   m.def("inspect", &inspect_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("inspect_change", &inspect_changed);
   m.def("glance", &glance_at);
   m.def("plan_sizes", &plan_sizes);
+  m.def("release_scratch", &release_scratch);
   m.def("isa", [] { return std::string(kernels<float>().name); });
 }

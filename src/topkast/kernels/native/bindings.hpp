@@ -42,6 +42,15 @@ inline int64_t checked_product(int64_t a, int64_t b) {
   return c;
 }
 
+// Calls `work` with a number of the integer type of so many bytes, which positions and places may have.
+template <typename F>
+auto with_integer(int bytes, F&& work) {
+  if (bytes == 4) return work(int32_t{});
+  if (bytes == 8) return work(int64_t{});
+  throw std::invalid_argument("positions and places must be int32 or int64");
+}
+
+void bind_lists(nanobind::module_& m);
 void bind_stream(nanobind::module_& m);
 
 }  // namespace topkast

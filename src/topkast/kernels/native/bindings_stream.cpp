@@ -1,7 +1,10 @@
 // What Python sees of streams; see bindings.cpp.
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+
 #include "bindings.hpp"
+#include "known.hpp"
 #include "stream.hpp"
 
 namespace nb = nanobind;
@@ -27,15 +30,54 @@ void dense(const Stream& stream, Address out, int64_t length, int num_threads) {
   stream.dense<T>(checked<T>("out", out, length, stream.size()), checked_threads(num_threads));
 }
 
+// What is not known, checked: a wrong rank would lead the permutation anywhere.
+Unknown unknown(const Stream& stream, int64_t cursor, Address early, int64_t num_early) {
+  const int64_t n = stream.size();
+  if (cursor < 0 || cursor > n) throw std::invalid_argument("cursor must lie in [0, " + std::to_string(n) + "]");
+  const auto* ranks = checked<const int64_t>("early", early, num_early, num_early);
+  for (int64_t i = 0; i < num_early; ++i)
+    if (ranks[i] < (i ? ranks[i - 1] + 1 : cursor) || ranks[i] >= n)
+      throw std::invalid_argument("early must be increasing ranks from the cursor on");
+  return {stream, cursor, ranks, num_early};
+}
+
 template <typename T>
-void merge(Address a, int64_t num_a, Address a_values, int64_t num_a_values, Address b, int64_t num_b, Address b_values,
-           int64_t num_b_values, Address out, int64_t num_out, Address out_values, int64_t num_out_values) {
-  merge_sorted<T>(checked<const int64_t>("a", a, num_a, num_a),
-                  checked<const T>("a's values", a_values, num_a_values, num_a), num_a,
-                  checked<const int64_t>("b", b, num_b, num_b),
-                  checked<const T>("b's values", b_values, num_b_values, num_b), num_b,
-                  checked<int64_t>("out", out, num_out, num_a + num_b),
-                  checked<T>("out's values", out_values, num_out_values, num_a + num_b));
+void largest_of(const Stream& stream, int64_t cursor, Address early, int64_t num_early, Address b, Address b_values,
+                int64_t num_b, Address returned, Address returned_values, int64_t num_returned, int index_bytes,
+                int64_t k, Address positions, Address values, int num_threads) {
+  if (k < 1 || k > stream.size()) throw std::invalid_argument("k must lie in [1, n], got " + std::to_string(k));
+  with_integer(index_bytes, [&](auto number) {
+    using P = decltype(number);
+    const List<T, P> mine{checked<const P>("B", b, num_b, num_b), checked<const T>("values", b_values, num_b, num_b),
+                          num_b};
+    const List<T, P> left{checked<const P>("returned", returned, num_returned, num_returned),
+                          checked<const T>("returned values", returned_values, num_returned, num_returned),
+                          num_returned};
+    largest<T, P>(unknown(stream, cursor, early, num_early), mine, left, k,
+                  output<int64_t>("positions", positions, k, k), output<T>("values", values, k, k),
+                  checked_threads(num_threads));
+  });
+}
+
+// Python takes ownership.
+template <typename T>
+Entrants* make_entrants(const Stream& stream, int64_t cursor, Address early, int64_t num_early, Address positions,
+                        int64_t count, Address source, int source_bytes, Address returned_values, int64_t num_returned,
+                        Address values, int num_threads) {
+  return with_integer(source_bytes, [&](auto number) {
+    using S = decltype(number);
+    return new Entrants(unknown(stream, cursor, early, num_early),
+                        checked<const int64_t>("positions", positions, count, count), count,
+                        checked<const S>("source", source, count, count),
+                        checked<const T>("returned values", returned_values, num_returned, num_returned), num_returned,
+                        output<T>("values", values, count, count), checked_threads(num_threads));
+  });
+}
+
+void write_early(const Entrants& entrants, Address out, int64_t length) {
+  const auto& early = entrants.early();
+  int64_t* to = checked<int64_t>("out", out, length, static_cast<int64_t>(early.size()));
+  std::copy(early.begin(), early.end(), to);
 }
 
 template <typename T>
@@ -44,12 +86,18 @@ void bind(nb::module_& m, nb::class_<Stream>& stream, const char* suffix) {
   stream.def(("count_at_least" + end).c_str(), &Stream::count_at_least<T>);
   stream.def(("look_up" + end).c_str(), &look_up<T>, nb::call_guard<nb::gil_scoped_release>());
   stream.def(("dense" + end).c_str(), &dense<T>, nb::call_guard<nb::gil_scoped_release>());
-  m.def(("merge" + end).c_str(), &merge<T>, nb::call_guard<nb::gil_scoped_release>());
+  stream.def(("largest" + end).c_str(), &largest_of<T>, nb::call_guard<nb::gil_scoped_release>());
+  m.def(("entrants" + end).c_str(), &make_entrants<T>, nb::call_guard<nb::gil_scoped_release>(),
+        nb::rv_policy::take_ownership);
 }
 
 }  // namespace
 
 void bind_stream(nb::module_& m) {
+  nb::class_<Entrants>(m, "Entrants")
+      .def_prop_ro("cursor", &Entrants::cursor)
+      .def_prop_ro("num_early", [](const Entrants& e) { return static_cast<int64_t>(e.early().size()); })
+      .def("write_early", &write_early);
   nb::class_<Stream> stream(m, "Stream");
   stream.def(nb::init<int64_t, uint64_t, int, double, double>());
   stream.def("positions", &positions, nb::call_guard<nb::gil_scoped_release>());

@@ -4,6 +4,7 @@
 #include "conv_impl.hpp"
 #include "few_impl.hpp"
 #include "kernels_impl.hpp"
+#include "permute_impl.hpp"
 #include "scan_impl.hpp"
 
 #define TOPKAST_TEXT(name) #name
@@ -21,6 +22,8 @@ constexpr Kernels<T> all() {
           &conv_input_grad<T>,
           &conv_weight_grad<T>,
           &scan<T>,
+          &permute,
+          &ScratchBase::release,
           TOPKAST_NAME(TOPKAST_ISA_NAMESPACE)};
 }
 

@@ -9,6 +9,7 @@
 #include "keys.hpp"
 #include "plan.hpp"
 #include "rows.hpp"
+#include "stream.hpp"
 
 namespace topkast {
 
@@ -62,6 +63,10 @@ struct Kernels {
   // within the band, or is above it and not active, or below it and active.
   ScanResult (*scan)(const T* values, const uint8_t* active, int64_t n, Band<typename Key<T>::type> band,
                      uint64_t* marks);
+  // One pass of the network of a Permutation, or of its inverse, over numbers below a * b, in place.
+  void (*permute)(const Rounds& rounds, bool inverse, int64_t* x, int64_t count);
+  // Gives back scratch memory that the calling thread keeps between products, in pieces of at least so many bytes.
+  void (*release)(int64_t least);
   const char* name;
 };
 

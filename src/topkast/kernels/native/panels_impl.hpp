@@ -36,28 +36,59 @@ struct Vector {
   static constexpr int panel = kRegisters * lanes;  // tokens in a full panel
 };
 
+// All scratch memory of one thread, in a list.
+class ScratchBase {
+ public:
+  ScratchBase() : next_(first_) { first_ = this; }
+  ScratchBase(const ScratchBase&) = delete;
+  virtual ~ScratchBase() {
+    std::free(data_);
+    for (ScratchBase** at = &first_; *at; at = &(*at)->next_) {
+      if (*at != this) continue;
+      *at = next_;
+      break;
+    }
+  }
+  // Gives back what this thread keeps in pieces of at least so many bytes.
+  static void release(int64_t least) {
+    for (ScratchBase* one = first_; one; one = one->next_) {
+      if (one->num_bytes() < least) continue;
+      std::free(one->data_);
+      one->data_ = nullptr;
+      one->capacity_ = 0;
+    }
+  }
+
+ protected:
+  virtual int64_t num_bytes() const = 0;
+  void* data_ = nullptr;
+  int64_t capacity_ = 0;
+
+ private:
+  inline static thread_local ScratchBase* first_ = nullptr;
+  ScratchBase* next_;
+};
+
 // Scratch memory that a thread keeps between calls.
 template <typename T>
-class Scratch {
+class Scratch : ScratchBase {
  public:
-  ~Scratch() { std::free(data_); }
   T* get(int64_t size) {
     if (size > capacity_) {
       std::free(data_);
       capacity_ = size;
       const size_t bytes = (static_cast<size_t>(size) * sizeof(T) + 63) / 64 * 64;
-      data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+      data_ = std::aligned_alloc(64, bytes);
       if (!data_) {
         capacity_ = 0;
         std::abort();  // out of memory inside a parallel region: there is no way to report it
       }
     }
-    return data_;
+    return static_cast<T*>(data_);
   }
 
  private:
-  T* data_ = nullptr;
-  int64_t capacity_ = 0;
+  int64_t num_bytes() const override { return capacity_ * static_cast<int64_t>(sizeof(T)); }
 };
 
 // Tokens [first, first + count) padded to `width`, a multiple of the vector length.

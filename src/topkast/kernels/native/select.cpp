@@ -181,18 +181,6 @@ void write_some_ties(const T* x, int64_t first, int64_t last, typename Key<T>::t
 }  // namespace
 
 template <typename T>
-int64_t count_at_least(const T* x, int64_t n, T threshold, int num_threads) {
-  int64_t count = 0;
-#pragma omp parallel for schedule(static) num_threads(num_threads) reduction(+ : count)
-  for (int64_t c = 0; c < num_chunks(n); ++c) {
-    int32_t mine = 0;
-    for (int64_t i = c * kChunk, end = std::min(n, i + kChunk); i < end; ++i) mine += std::abs(x[i]) >= threshold;
-    count += mine;
-  }
-  return count;
-}
-
-template <typename T>
 Band<typename Key<T>::type> band_around(const T* x, int64_t n, int64_t k, int num_threads) {
   return n >= kFew ? guess(x, n, k) : find_band(x, n, k, num_threads);
 }
@@ -236,8 +224,6 @@ void top_k(const T* x, int64_t n, int64_t k, int64_t* out, int num_threads) {
   }
 }
 
-template int64_t count_at_least<float>(const float*, int64_t, float, int);
-template int64_t count_at_least<double>(const double*, int64_t, double, int);
 template Band<uint32_t> band_around(const float*, int64_t, int64_t, int);
 template Band<uint64_t> band_around(const double*, int64_t, int64_t, int);
 template Band<uint32_t> sure_band(const float*, int64_t, int64_t, int);

@@ -19,8 +19,4 @@ Band<typename Key<T>::type> band_around(const T* x, int64_t n, int64_t k, int nu
 template <typename T>
 Band<typename Key<T>::type> sure_band(const T* x, int64_t n, int64_t k, int num_threads);
 
-// How many |x| are at least `threshold`.
-template <typename T>
-int64_t count_at_least(const T* x, int64_t n, T threshold, int num_threads);
-
 }  // namespace topkast
