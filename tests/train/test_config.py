@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topkast.train.config import SECTIONS, Config, read_config, section_of
+from topkast.train.config import SECTIONS, Config, read_config, read_run_config, section_of
 from topkast.train.options import Rule, rules
 
 
@@ -24,6 +24,8 @@ def _values(rule: Rule) -> st.SearchStrategy[Any]:
         one = st.booleans()
     else:
         one = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+    if rule.words:
+        one |= st.sampled_from(list(rule.words))
     return st.lists(one, max_size=4) if rule.many else one
 
 
@@ -64,6 +66,8 @@ def test_names_are_unique_over_sections() -> None:
         ("[train]\nsteps = true", r"train.steps must be a whole number, got True"),
         ("[train]\nlr = nan", r"train.lr must be finite, got nan"),
         ("[train]\nlr = '1e-3'", r"train.lr must be a number, got '1e-3'"),
+        ("[train]\nsparse_rate = 'root'", r"train.sparse_rate must be a number or 'same' or 'sqrt' or 'inv"),
+        ("[train]\nsparse_rate = -0.5", r"train.sparse_rate must be at least 0, got -0.5"),
         ("[train]\noptimizer = 'adanw'", r"train.optimizer must be one of 'adamw'"),
         ("[method]\nmethod = 'rigle'", r"method.method must be one of 'rigl'"),
         ("[model]\nhidden = 256", r"model.hidden must be a list, got 256"),
@@ -98,6 +102,8 @@ def test_binary_is_not_a_configuration(tmp_path: Path) -> None:
         (Rule(int, "", many=True), "4,5", [4, 5]),
         (Rule(str, "", many=True), "", []),
         (Rule(bool, ""), "true", True),
+        (Rule(float, "", words=("same",)), "same", "same"),
+        (Rule(float, "", words=("same",)), "0.5", 0.5),
     ],
 )
 def test_flags_are_parsed_by_their_rules(rule: Rule, text: str, value: object) -> None:
@@ -107,3 +113,11 @@ def test_flags_are_parsed_by_their_rules(rule: Rule, text: str, value: object) -
 def test_a_flag_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="must be a whole number, got 'four'"):
         Rule(int, "").parse("four")
+
+
+def test_runs_from_before_the_rule_keep_the_dense_rate() -> None:
+    old = Path(__file__).parents[1] / "formats" / "0.1.0" / "run" / "config.toml"
+    assert "sparse_rate" not in old.read_text()
+    config = read_run_config(old)
+    assert config.train.sparse_rate == "same"
+    assert 'sparse_rate = "same"' in config.to_toml()

@@ -127,6 +127,32 @@ def test_bfloat16_and_implicit_reservoirs_train(text_file: Path) -> None:
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("method", ["topkast", "static", "rigl"])
+def test_sparse_layers_have_their_own_rate(method: str, text_file: Path) -> None:
+    trainer = make(
+        text_file,
+        method=_often(method),
+        train={"sparse_rate": "sqrt", "same_rate": ["embedding"], "lr": 0.01},
+    )
+    assert trainer.sparse is not None
+    factors = {}
+    for name, weight in trainer.sparse.weights.items():
+        (group,) = (g for g in trainer.optimizer.param_groups if any(p is weight.values for p in g["params"]))
+        factors[name] = group["initial_lr"] / 0.01
+    assert factors.pop("embedding") == 1.0
+    assert list(factors.values()) == pytest.approx([10**0.5] * len(factors), rel=0.01)
+    trainer.take_step()
+    event = events.progress(trainer, loss=0.0, quality=0.0, seconds=0.0, flops=0.0)
+    assert event.lr == trainer.schedule.get_last_lr()[0]  # of the dense rest
+
+
+def test_a_rate_for_a_layer_that_is_not_there_is_refused(text_file: Path) -> None:
+    with pytest.raises(
+        ValueError, match="train.same_rate: `factors` names 'embeding', which matches no sparse layer"
+    ):
+        make(text_file, train={"same_rate": ["embeding"]})
+
+
 def test_lines_say_what_happened(text_file: Path) -> None:
     out = io.StringIO()
     trainer = make(text_file)

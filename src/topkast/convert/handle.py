@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from topkast.core.implicit import ImplicitReservoir
 from topkast.core.local import keep_local
 from topkast.core.penalty import check_power, penalty, penalty_gradient
 from topkast.core.ranks import Group
+from topkast.core.rates import Rate, check_lr, factors_of
 from topkast.core.weight import SparseWeight
 from topkast.cost.accounting import Flops
 from topkast.cost.flops import Example, flops, run_flops
@@ -178,17 +179,69 @@ class Handle:
         explored = {name: weight.explores for name, weight in self.weights.items()}
         self._driver.exchange(self.weights, explored, compared=self.weights)
 
-    def param_groups(self, weight_decay: float, *, values_weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Parameter groups for an optimizer with a decay of its own, such as AdamW.
+    def param_groups(
+        self,
+        weight_decay: float | None = None,
+        *,
+        values_weight_decay: float = 0.0,
+        lr: float | None = None,
+        rate: Rate = "same",
+        factors: Mapping[str, float] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer: weight decay and learning rate of dense and of sparse ones.
 
         The optimizer's decay acts on all of B, A and B∖A alike, on top of the penalty, so by default it is
         off for the sparse values and `weight_decay` is for the dense rest.
+
+        A sparse layer of density D has the learning rate lr·D⁻ᵖ, the dense rest has lr. Layers of equal rate
+        share a group. A scheduler that scales the rate of each group, as most do, keeps these ratios.
+
+        Args:
+            weight_decay: Of the dense rest. By default that of the optimizer.
+            values_weight_decay: Of the sparse values.
+            lr: The learning rate that the dense network would have. Without it groups have none of their
+                own, and all train with that of the optimizer.
+            rate: How a sparse layer's follows from it: "same" (p = 0), "sqrt" (p = ½), "inverse" (p = 1), or
+                the power p. D is the forward density that the distribution gave the layer.
+            factors: Sparse layers, by name, glob or containing module, that have lr times this factor
+                instead, such as ``{"embedding": 1.0}``. The last that matches counts.
+
+        Raises:
+            TypeError: `lr`, `rate` or a factor is no number.
+            ValueError: One of them is negative or unknown, a pattern matches no sparse layer, or a rule is
+                given without `lr`.
         """
-        values = [weight.values for weight in self.weights.values()]
-        ours = {id(p) for p in values}
+        ours = {id(weight.values) for weight in self.weights.values()}
         rest = [p for p in self.model.parameters() if id(p) not in ours]
-        groups: list[dict[str, Any]] = [{"params": values, "weight_decay": values_weight_decay}]
-        return [{"params": rest, "weight_decay": weight_decay}, *groups] if rest else groups
+        groups: list[dict[str, Any]] = []
+        for factor, values in self._by_factor(lr, rate, factors or {}).items():
+            group: dict[str, Any] = {"params": values, "weight_decay": values_weight_decay}
+            groups.append(group if lr is None else {**group, "lr": lr * factor})
+        if not rest:
+            return groups
+        dense: dict[str, Any] = {"weight_decay": weight_decay, "lr": lr}
+        return [{"params": rest, **{k: v for k, v in dense.items() if v is not None}}, *groups]
+
+    def _by_factor(
+        self, lr: float | None, rate: Rate, factors: Mapping[str, float]
+    ) -> dict[float, list[Tensor]]:
+        """The sparse values by what their learning rate is multiplied with, in order of the layers."""
+        if lr is None and (factors or rate != "same"):
+            raise ValueError(
+                f"`rate` ({rate!r}) and `factors` need `lr`, the learning rate of the dense network, which "
+                "they multiply: give it to `param_groups` rather than to the optimizer"
+            )
+        if lr is not None:
+            check_lr(lr)
+        aliases = {
+            first: [name for name, layer in self.layers.items() if layer.weight is weight]
+            for first, weight in self.weights.items()
+        }
+        densities = {name: weight.target.forward_density for name, weight in self.weights.items()}
+        groups: dict[float, list[Tensor]] = {}
+        for name, factor in factors_of(densities, rate, factors, aliases).items():
+            groups.setdefault(factor, []).append(self.weights[name].values)
+        return groups
 
     def follow(self, copy: nn.Module | Iterable[Tensor]) -> None:
         """Keeps a copy of the model in step with it, such as a `torch.optim.swa_utils.AveragedModel`.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topkast.core.distribution import nearest
+from topkast.core.rates import POWERS
 from topkast.data.datasets import DATA_SETS
 from topkast.kernels import engines
 from topkast.methods.named import METHODS
@@ -133,6 +134,13 @@ class TrainOptions:
     lr_start: float | None = option(
         float, None, "that of the first step of the warm-up", least=0, metavar="η"
     )
+    sparse_rate: float | str = option(
+        float, "same", "learning rate of sparse layers: same, sqrt (lr/√density), inverse, or the power",
+        words=tuple(POWERS), least=0, metavar="P",
+    )  # fmt: skip
+    same_rate: tuple[str, ...] = option(
+        str, (), "sparse layers that keep the dense rate: names or globs", many=True, metavar="LIST"
+    )
     momentum: float = option(float, 0.9, "of sgd", least=0, most=1)
     weight_decay: float = option(float, 0.0, "for what is dense; sparse weights have the penalty", least=0)
     schedule: str = option(
@@ -217,6 +225,8 @@ _ALWAYS_WRITTEN = (
     "format", "data.task", "model.model", "method.method", "train.steps", "train.batch", "train.lr",
     "train.threads", "run.evaluate_every", "run.checkpoint_every", "run.tensorboard",
 )  # fmt: skip
+# What runs did before these were options, whatever a new run does by default.
+_BEFORE: dict[str, dict[str, Any]] = {"train": {"sparse_rate": "same"}}
 _WAY_OUT = "put the file back from a copy, or start a new run: checkpoints do not hold the options"
 
 
@@ -247,7 +257,7 @@ def read_run_config(path: Path) -> Config:
         raise ValueError(f"{path} is missing; {_WAY_OUT}") from None
     except ValueError as error:
         raise ValueError(f"{error}; {_WAY_OUT}") from None
-    config = _config(path, values)  # first: a wrong name or value says more
+    config = _config(path, values, Config().with_values(_BEFORE))  # first: a wrong name or value says more
     missing = [name for name in _ALWAYS_WRITTEN if not _has(values, name)]
     if missing:
         state = "is empty" if not values else "was cut or altered"

@@ -19,6 +19,7 @@ class Rule:
         kind: int, float, str or bool; `many` of them for a list.
         help: One line.
         choices: If given, one of these.
+        words: Text that may stand in place of a number.
         least: The smallest number allowed.
         most: The largest.
         many: A list, with commas on the command line.
@@ -28,6 +29,7 @@ class Rule:
     kind: type
     help: str
     choices: Collection[str] = ()
+    words: Collection[str] = ()
     least: float | None = None
     most: float | None = None
     many: bool = False
@@ -50,10 +52,15 @@ class Rule:
             if text not in ("true", "false"):
                 raise ValueError(f"must be true or false, got {text!r}")
             return text == "true"
+        if text in self.words:
+            return text
         try:
             return self.kind(text)
         except ValueError:
-            raise ValueError(f"must be {_KINDS[self.kind]}, got {text!r}") from None
+            raise ValueError(f"must be {self._wanted()}, got {text!r}") from None
+
+    def _wanted(self) -> str:
+        return " or ".join([_KINDS[self.kind], *map(repr, self.words)])
 
     def check(self, value: Any) -> Any:
         """The value, as it is kept.
@@ -68,13 +75,15 @@ class Rule:
         return tuple(self._check_one(part) for part in value)
 
     def _check_one(self, value: Any) -> Any:
+        if self.words and value in self.words:
+            return value
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             try:
                 value = float(value)
             except OverflowError:
                 raise ValueError(f"must be finite, got a number of {value.bit_length()} bits") from None
         if type(value) is not self.kind:
-            raise ValueError(f"must be {_KINDS[self.kind]}, got {value!r}")
+            raise ValueError(f"must be {self._wanted()}, got {value!r}")
         if self.choices and value not in self.choices:
             raise ValueError(f"must be one of {nearest(str(value), self.choices)}, got {value!r}")
         if self.kind is float and not math.isfinite(value):

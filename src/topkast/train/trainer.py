@@ -79,11 +79,21 @@ class Trainer:
             self._objective = DistributedDataParallel(keep_local(self._objective))
 
     def _groups(self) -> list[dict[str, Any]]:
-        decay = self.config.train.weight_decay
+        options = self.config.train
+        decay = options.weight_decay
         if self.sparse is None:
             return dense_groups(self.model, decay)
-        # What the penalty is for Top-KAST is weight decay for the others.
-        return self.sparse.param_groups(decay, values_weight_decay=0.0 if self._has_penalty else decay)
+        try:
+            return self.sparse.param_groups(
+                decay,
+                # What the penalty is for Top-KAST is weight decay for the others.
+                values_weight_decay=0.0 if self._has_penalty else decay,
+                lr=options.lr,
+                rate=options.sparse_rate,
+                factors=dict.fromkeys(options.same_rate, 1.0),
+            )
+        except ValueError as error:  # what is left to be wrong is a pattern
+            raise ValueError(f"train.same_rate: {error}") from None
 
     @property
     def _has_penalty(self) -> bool:
