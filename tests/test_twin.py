@@ -114,17 +114,17 @@ def run_both(
     explore_until: int | None = None,
     steps: int = STEPS,
     backward: float = 0.5,
+    **options: Any,
 ) -> tuple[topkast.Handle, set[int], twin.Twin]:
     model_type, inputs, sparse_names = MODELS[model_name]
     model = model_type().double()
     make, twin_optimizer = OPTIMIZERS[optimizer_name]
+    options = {"explore_until": explore_until, **options}
     dense = twin.Twin(
-        copy.deepcopy(model), sparse_names, 0.8, backward, *clocks, twin_optimizer, 1e-3, explore_until
+        copy.deepcopy(model), sparse_names, 0.8, backward, *clocks, twin_optimizer, 1e-3, **options
     )
     refresh, exchange = clocks
-    method = topkast.TopKAST(
-        0.8, backward, refresh_every=refresh, exchange_every=exchange, explore_until=explore_until
-    )
+    method = topkast.TopKAST(0.8, backward, refresh_every=refresh, exchange_every=exchange, **options)
     sparse = topkast.sparsify(model, method, engine=engine)
     optimizer = sparse.attach(make(model.parameters()))
     data = batches(inputs)
@@ -173,3 +173,21 @@ def test_ending_exploration_equals_the_dense_twin(
     sparse, *_ = run_both("mlp", optimizer, engine, clocks, explore_until, steps=150)
     for stats in sparse.stats().values():
         assert stats.backward == stats.forward
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "short steps": {"exploration_rate": 0.1},
+    "no steps": {"exploration_rate": 0.0},
+    "warm-up": {"exploration_rate": 0.5, "exploration_warmup": 30},
+    "short steps that end": {"exploration_rate": 0.3, "explore_until": 33},
+}
+
+
+@pytest.mark.parametrize("clocks", [(1, 1), (1, 7), (5, 20)], ids=str)
+@pytest.mark.parametrize("optimizer", ["sgd-nesterov", "adam", "adamw", "rmsprop"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options_equal_the_dense_twin(
+    options: dict[str, Any], optimizer: str, clocks: tuple[int, int], engine: str
+) -> None:
+    model = "convnet" if optimizer == "adam" else "mlp"
+    run_both(model, optimizer, engine, clocks, steps=60, **options)

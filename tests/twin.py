@@ -121,8 +121,11 @@ class Twin:
         optimizer: Optimizer,
         strength: float,
         explore_until: int | None = None,
+        exploration_rate: float = 1.0,
+        exploration_warmup: int = 0,
     ) -> None:
         self.model, self.optimizer = model, optimizer
+        self.exploration_rate, self.exploration_warmup = exploration_rate, exploration_warmup
         self.refresh_every, self.exchange_every = refresh_every, exchange_every
         self.strength, self.explore_until = strength, explore_until
         self.step_count = self.num_early = 0
@@ -182,6 +185,8 @@ class Twin:
         alpha = {n: (e.theta * e.a).requires_grad_() for n, e in self.entries.items()}
         loss = loss_of(lambda *args: functional_call(self.model, alpha, args))
         gradients = torch.autograd.grad(loss, list(alpha.values()))
+        warmup = self.exploration_warmup
+        factor = self.exploration_rate * (min(1.0, self.step_count / warmup) if warmup else 1.0)
         self.step_count += 1
         for entry, gradient in zip(self.entries.values(), gradients, strict=True):
             if entry.num_a:
@@ -189,7 +194,8 @@ class Twin:
                 gradient = gradient + self.strength * penalty
             old = {name: tensor.clone() for name, tensor in entry.state.items()}
             updated = self.optimizer.rule(entry.theta, gradient, entry.state, self.step_count)
-            entry.theta = torch.where(entry.b, updated, entry.theta)
+            shortened = entry.theta + factor * (updated - entry.theta)
+            entry.theta = torch.where(entry.a, updated, torch.where(entry.b, shortened, entry.theta))
             entry.state = {n: torch.where(entry.b, s, old[n]) for n, s in entry.state.items()}
         self._choose_sets()
         return float(loss.detach())

@@ -59,6 +59,9 @@ METHODS: dict[str, Callable[[], topkast.Method]] = {
     "TopKAST, two clocks (t)": lambda: topkast.TopKAST(
         0.8, 0.6, refresh_every=1, exchange_every=4, explore_until=7
     ),
+    "TopKAST, exploring slowly": lambda: topkast.TopKAST(
+        0.8, 0.6, exchange_every=4, exploration_rate=0.3, exploration_warmup=6
+    ),
     "TopKAST, random": lambda: topkast.TopKAST(
         0.8, 0.6, refresh_every=3, exchange_every=3, exploration="random"
     ),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from topkast.core.optimizer_state import OptimizerState
+from topkast.core.steps import shorten_step_
 from topkast.core.weight import SparseWeight
 
 # Under these names wrappers keep what they wrap: Accelerate, Lightning and Lookahead; SAM.
@@ -58,6 +59,7 @@ class Attachment:
             changed since. Raises if they cannot be trained so.
         before_first: Called before the first step, and before the first after a state was loaded.
         on_step: Called after every real step, with whether each weight explored during it.
+        exploration: What the next step of a weight's B∖A is multiplied by.
 
     Attributes:
         weights: Name → weight, those that the optimizer holds.
@@ -71,15 +73,17 @@ class Attachment:
         admit: Callable[[Attachment, dict[str, SparseWeight]], None],
         before_first: Callable[[Attachment], None],
         on_step: Callable[[Attachment, dict[str, bool]], None],
+        exploration: Callable[[SparseWeight], float],
     ) -> None:
         chain = _chain(optimizer)
         self._model_weights = model_weights
         self._admit = admit
         self._before_first = before_first
         self._on_step = on_step
+        self._exploration = exploration
         self.weights: dict[str, SparseWeight] = {}
         self.state = OptimizerState(chain)
-        self._frozen: dict[str, tuple[Tensor, Tensor]] = {}
+        self._before: dict[str, tuple[float, Tensor]] = {}
         self._loaded_tags: dict[str, Any] = {}
         self._is_first = True
         self._has_stepped = False
@@ -156,11 +160,10 @@ class Attachment:
         if self._is_first:
             self._before_first(self)
             self._is_first = False
-        # From `explore_until` on nothing outside A may move, whatever momentum or decay the optimizer has.
-        self._frozen = {
-            name: (~w.active, w.values.detach()[~w.active])
-            for name, w in self.weights.items()
-            if not w.explores
+        self._before = {
+            name: (factor, weight.values.detach().clone())
+            for name, weight in self.weights.items()
+            if (factor := self._exploration(weight)) != 1.0 and weight.counts.backward > weight.counts.forward
         }
 
     @torch.no_grad()
@@ -170,9 +173,9 @@ class Attachment:
         if not self._has_stepped or self._is_within_another():
             return
         self._has_stepped = False
-        for name, (slots, values) in self._frozen.items():
-            self.weights[name].values[slots] = values
-        self._frozen = {}
+        for name, (factor, values) in self._before.items():
+            shorten_step_(self.weights[name], values, factor)
+        self._before = {}
         if not self._state_is_checked:  # the state exists since the first step
             for name, weight in self.weights.items():
                 self.state.check(weight.values, name)

@@ -62,7 +62,12 @@ class Driver:
         before, self._group = self._group, process_group
         try:
             attachment = Attachment(
-                optimizer, self.weights, self._admit, self._before_first, self._after_step
+                optimizer,
+                self.weights,
+                self._admit,
+                self._before_first,
+                self._after_step,
+                self._exploration,
             )
         except BaseException:
             self._group = before
@@ -141,6 +146,10 @@ class Driver:
             agreement.compare_all(attachment.weights, ranks)
             agreement.share_choices(attachment.weights, ranks)
             self._refuse_join()
+
+    def _exploration(self, weight: SparseWeight) -> float:
+        """What the next step on B∖A is multiplied by: nothing moves there once exploration has ended."""
+        return self.method.exploration_factor(weight.steps + 1) if weight.explores else 0.0
 
     def _after_step(self, attachment: Attachment, explored: dict[str, bool]) -> None:
         ranks = together(self._group)

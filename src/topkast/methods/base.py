@@ -79,6 +79,10 @@ class Method(ABC):
         """Step from which B∖A is frozen, or None for never."""
         return None
 
+    def exploration_factor(self, step: int) -> float:
+        """What the update of B∖A in step number `step` (1 is the first) is multiplied by, until that end."""
+        return 1.0
+
     # ---- what it needs --------------------------------------------------------------------------------
 
     @property

@@ -22,6 +22,8 @@ class Choice:
         begin: Step at which pruning begins.
         t_end: Step at which the schedule ends: RigL's and SNFS's updates, pruning, Top-KAST's exploration.
         exploration: How Top-KAST chooses B∖A: "magnitude" or "random".
+        exploration_rate: Factor on the steps of Top-KAST's B∖A.
+        exploration_warmup: Steps in which that factor rises from 0.
         steps: Of the run, from which `begin` and `t_end` follow where they are not given.
     """
 
@@ -33,6 +35,8 @@ class Choice:
     t_end: int | None = None
     steps: int | None = None
     exploration: str | None = None
+    exploration_rate: float | None = None
+    exploration_warmup: int | None = None
 
     def forward(self) -> float:
         return 0.9 if self.forward_sparsity is None else self.forward_sparsity
@@ -62,8 +66,12 @@ OPTIONS = tuple(f.name for f in fields(Choice) if f.name != "steps")
 """What can be said of a method; `steps` is said of the run."""
 
 
+# What Top-KAST has under the same name, and no other method has.
+TOPKAST = ("exchange_every", "exploration", "exploration_rate", "exploration_warmup")
+
+
 def _topkast(c: Choice) -> Method:
-    said = {name: getattr(c, name) for name in ("refresh_every", "exchange_every", "exploration")}
+    said = {name: getattr(c, name) for name in ("refresh_every", *TOPKAST)}
     chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     return TopKAST(c.forward(), c.backward(), explore_until=c.t_end, **chosen)
 
@@ -103,9 +111,7 @@ class Named:
 
 _ONE = ("forward_sparsity", "refresh_every")
 METHODS: Mapping[str, Named] = {
-    "topkast": Named(
-        _topkast, "Top-KAST", (*_ONE, "backward_sparsity", "exchange_every", "t_end", "exploration")
-    ),
+    "topkast": Named(_topkast, "Top-KAST", (*_ONE, "backward_sparsity", "t_end", *TOPKAST)),
     "static": Named(lambda c: Static(c.forward()), "static", ("forward_sparsity",), "fixed random mask"),
     "set": Named(lambda c: SET(c.forward(), **c.every("update_every")), "SET", _ONE, is_occasional=True),
     "rigl": Named(_rigl, "RigL", (*_ONE, "t_end"), is_occasional=True),

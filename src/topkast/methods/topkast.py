@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from topkast.core.moment import Moment
-from topkast.core.schedule import check_steps
+from topkast.core.schedule import check_share, check_steps
 from topkast.core.select import random_outside, top_k, top_together, within_together
 from topkast.core.sets import Counts, Sets
 from topkast.methods.base import Method
@@ -46,6 +46,10 @@ class TopKAST(Method):
             hold larger ones, and no exchange comes early.
         explore_until: Step t from which only A is updated ("Top-KAST (t)" in the paper's Table 1). A is
             still the Top-K of all of θ; what is outside A keeps its value. None explores to the end.
+        exploration_rate: Factor on the steps of B∖A, from 0 to 1: θ ← θ_before + rate·(θ - θ_before) after
+            each optimizer step. 1 is the paper's letter. Under Adam noise moves B∖A by a learning rate per
+            step; a smaller factor keeps it from walking into A.
+        exploration_warmup: Steps in which that factor rises from 0 along a line; 0 for none.
         scope: "layer": Top-K within each layer, as in the paper's experiments. "global": Top-K over all
             layers together, so that budgets move between them; each keeps at least one element.
     """
@@ -57,6 +61,8 @@ class TopKAST(Method):
     exchange_every: int = None  # pyright: ignore[reportAssignmentType]
     exploration: Literal["magnitude", "random"] = "magnitude"
     explore_until: int | None = None
+    exploration_rate: float = 1.0
+    exploration_warmup: int = 0
     scope: Literal["layer", "global"] = "layer"
 
     def __post_init__(self) -> None:
@@ -64,6 +70,8 @@ class TopKAST(Method):
         self._set_clocks()
         if self.explore_until is not None:
             check_steps("`explore_until`", self.explore_until, at_least=0)
+        check_share("`exploration_rate`", self.exploration_rate)
+        check_steps("`exploration_warmup`", self.exploration_warmup, at_least=0)
         if self.exploration not in ("magnitude", "random"):
             raise ValueError(f"`exploration` must be 'magnitude' or 'random', got {self.exploration!r}")
         if self.scope not in ("layer", "global"):
@@ -103,6 +111,11 @@ class TopKAST(Method):
 
     def exploration_end(self) -> int | None:
         return self.explore_until
+
+    def exploration_factor(self, step: int) -> float:
+        """rate·min(1, t/warm-up), where t steps were taken before this one."""
+        taken, warmup = step - 1, self.exploration_warmup
+        return self.exploration_rate * (taken / warmup if taken < warmup else 1.0)
 
     def is_due(self, step: int) -> bool:
         return step % self.exchange_every == 0

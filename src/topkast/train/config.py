@@ -103,6 +103,12 @@ class MethodOptions:
     exploration: str | None = option(
         str, None, "how B∖A is chosen: magnitude or random (topkast)", choices=("magnitude", "random"),
     )  # fmt: skip
+    exploration_rate: float | None = option(
+        float, None, "factor on the steps of B∖A (1; topkast)", least=0, most=1, metavar="F"
+    )
+    exploration_warmup: int | None = option(
+        int, None, "steps in which that factor rises from 0 (0; topkast)", least=0, metavar="N"
+    )
     distribution: str = option(str, "uniform", "uniform, er or erk", choices=("uniform", "er", "erk"))
     budget: str = option(
         str, "layers", "layers (sparsities are those of each) or model (of all parameters together)",
@@ -262,16 +268,26 @@ def read_run_config(path: Path) -> Config:
     if missing:
         state = "is empty" if not values else "was cut or altered"
         raise ValueError(f"{path} {state}: it lacks {', '.join(missing)}; {_WAY_OUT}")
-    return _with_both_clocks(config)
+    return _as_it_was(config)
 
 
-def _with_both_clocks(config: Config) -> Config:
-    """Of version 0.1, which had one: A and B were chosen together, at every step by default."""
+def _as_it_was(config: Config) -> Config:
+    """What a run of an older version did where its file does not say, whatever is the default now.
+
+    Version 0.1 had one clock: A and B were chosen together, at every step by default.
+    """
     options = config.method
-    if options.method != "topkast" or options.exchange_every is not None:
+    if options.method != "topkast":
         return config
     every = options.refresh_every or 1
-    return config.with_values({"method": {"refresh_every": every, "exchange_every": every}})
+    before = {
+        "refresh_every": every,
+        "exchange_every": every,
+        "exploration_rate": 1.0,
+        "exploration_warmup": 0,
+    }
+    missing = {name: value for name, value in before.items() if getattr(options, name) is None}
+    return config.with_values({"method": missing})
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from topkast.core.initial import Normal
 from topkast.data.datasets import DATA_SETS
 from topkast.methods import TopKAST
 from topkast.methods.base import Method
-from topkast.methods.named import OPTIONS, Choice, named_method
+from topkast.methods.named import OPTIONS, TOPKAST, Choice, named_method
 from topkast.models.network import Network
 from topkast.models.transformer_xl import INITIAL_STD, initialise
 from topkast.train.config import Config, ModelOptions, section_of
@@ -34,7 +34,7 @@ def resolve(config: Config, task: Task) -> Config:
     batch = sizes.pop("batch")
     lr = task.lr if config.train.lr is None else config.train.lr
     values: dict[str, dict[str, Any]] = {
-        "method": _clocks(config, steps),
+        "method": _settings(config, steps),
         "model": {**sizes, "model": task.network().name},
         "train": {
             "steps": steps,
@@ -50,13 +50,13 @@ def resolve(config: Config, task: Task) -> Config:
     return config.with_values(values)
 
 
-def _clocks(config: Config, steps: int) -> dict[str, Any]:
-    """Both of Top-KAST's, so that what a run has written does not depend on defaults."""
+def _settings(config: Config, steps: int) -> dict[str, Any]:
+    """Those of Top-KAST, so that what a run has written does not depend on defaults."""
     if config.method.method != "topkast":
         return {}
     method = make_method(config.with_values({"train": {"steps": steps}}))
     assert isinstance(method, TopKAST)
-    return {"refresh_every": method.refresh_every, "exchange_every": method.exchange_every}
+    return {name: getattr(method, name) for name in ("refresh_every", *TOPKAST)}
 
 
 def make_method(config: Config) -> Method | None:

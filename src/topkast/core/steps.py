@@ -1,0 +1,28 @@
+"""What is made of an optimizer's step on the values: how far exploration goes in it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from topkast.core.weight import SparseWeight
+
+
+@torch.no_grad()
+def shorten_step_(weight: SparseWeight, before: Tensor, factor: float) -> None:
+    """Scales the step that was just taken on B∖A; A keeps its own.
+
+        θ ← θ_before + factor·(θ - θ_before)   on B∖A
+
+    With a factor of 0 what is outside A keeps its value to the last bit, whatever momentum or decay the
+    optimizer has.
+
+    Args:
+        weight: After the step.
+        before: Its values before, which are overwritten.
+        factor: At least 0.
+    """
+    after = weight.values.detach()
+    # Not 0·(θ - θ_before): that is NaN where a step was infinite.
+    shortened = before if factor == 0 else before.lerp_(after, factor)
+    weight.values.copy_(torch.where(weight.active, after, shortened))
