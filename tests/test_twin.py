@@ -121,8 +121,9 @@ def run_both(
     make, twin_optimizer = OPTIMIZERS[optimizer_name]
     options = {"explore_until": explore_until, **options}
     dense = twin.Twin(
-        copy.deepcopy(model), sparse_names, 0.8, backward, *clocks, twin_optimizer, 1e-3, **options
-    )
+        copy.deepcopy(model), sparse_names, 0.8, backward, *clocks, twin_optimizer, 1e-3, **options,
+        lr=make(model.parameters()).param_groups[0]["lr"],
+    )  # fmt: skip
     refresh, exchange = clocks
     method = topkast.TopKAST(0.8, backward, refresh_every=refresh, exchange_every=exchange, **options)
     sparse = topkast.sparsify(model, method, engine=engine)
@@ -179,6 +180,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "short steps": {"exploration_rate": 0.1},
     "no steps": {"exploration_rate": 0.0},
     "warm-up": {"exploration_rate": 0.5, "exploration_warmup": 30},
+    "decay": {"decay": 0.5},
+    "decay and short steps that end": {"decay": 0.2, "exploration_rate": 0.3, "explore_until": 33},
     "short steps that end": {"exploration_rate": 0.3, "explore_until": 33},
 }
 

@@ -123,9 +123,12 @@ class Twin:
         explore_until: int | None = None,
         exploration_rate: float = 1.0,
         exploration_warmup: int = 0,
+        decay: float = 0.0,
+        lr: float = 0.0,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.exploration_rate, self.exploration_warmup = exploration_rate, exploration_warmup
+        self.decay, self.lr = decay, lr
         self.refresh_every, self.exchange_every = refresh_every, exchange_every
         self.strength, self.explore_until = strength, explore_until
         self.step_count = self.num_early = 0
@@ -196,6 +199,9 @@ class Twin:
             updated = self.optimizer.rule(entry.theta, gradient, entry.state, self.step_count)
             shortened = entry.theta + factor * (updated - entry.theta)
             entry.theta = torch.where(entry.a, updated, torch.where(entry.b, shortened, entry.theta))
+            if entry.num_a:
+                size = torch.where(entry.a, 1.0, torch.where(entry.b, 1 / entry.density, 0.0))
+                entry.theta = entry.theta - self.lr * self.decay * size * entry.theta
             entry.state = {n: torch.where(entry.b, s, old[n]) for n, s in entry.state.items()}
         self._choose_sets()
         return float(loss.detach())

@@ -62,6 +62,7 @@ METHODS: dict[str, Callable[[], topkast.Method]] = {
     "TopKAST, exploring slowly": lambda: topkast.TopKAST(
         0.8, 0.6, exchange_every=4, exploration_rate=0.3, exploration_warmup=6
     ),
+    "TopKAST, decay": lambda: topkast.TopKAST(0.8, 0.6, exchange_every=4, decay=0.1, explore_until=11),
     "TopKAST, random": lambda: topkast.TopKAST(
         0.8, 0.6, refresh_every=3, exchange_every=3, exploration="random"
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from topkast.methods import TopKAST
 from topkast.methods.named import METHODS
 from topkast.store.record import as_json
 from topkast.train import events
@@ -106,6 +107,7 @@ def test_a_gradient_that_is_not_finite_names_where(text_file: Path) -> None:
         ({"method": {"method": "static", "backward_sparsity": 0.5}}, r"static has no `backward_sparsity`"),
         ({"method": {"method": "rigl", "t_end": 900}, "train": {"steps": 500}}, r"RigL ends at step 900, beyond the run of 500"),
         ({"method": {"forward_sparsity": 1.5}}, r"`forward_sparsity` must be in \[0, 1\), got 1.5"),
+        ({"method": {"penalty_form": "decoupled", "penalty_power": 1}}, r"penalty_power must be 2 with penalty_form 'decoupled', .* got 1"),
         ({"model": {"window": 100_000}}, r"fewer than one window of 100000"),
     ],
 )  # fmt: skip
@@ -144,6 +146,22 @@ def test_sparse_layers_have_their_own_rate(method: str, text_file: Path) -> None
     trainer.take_step()
     event = events.progress(trainer, loss=0.0, quality=0.0, seconds=0.0, flops=0.0)
     assert event.lr == trainer.schedule.get_last_lr()[0]  # of the dense rest
+
+
+def test_a_decoupled_penalty_is_the_methods_and_not_in_the_loss(text_file: Path) -> None:
+    trainer = make(text_file, method={"penalty_form": "decoupled", "penalty": 0.1})
+    assert isinstance(trainer.method, TopKAST)
+    assert trainer.method.decay == 0.1
+    assert trainer._penalty() is None
+    loss, objective = trainer._objective(0, trainer.batches)
+    assert loss is objective
+    trainer.take_step()
+    gradient = make(text_file, method={"penalty": 0.1})
+    assert isinstance(gradient.method, TopKAST)
+    assert gradient.method.decay == 0
+    assert gradient._penalty() is not None
+    static = make(text_file, method={"penalty_form": "decoupled", "method": "static"})
+    static.take_step()
 
 
 def test_a_rate_for_a_layer_that_is_not_there_is_refused(text_file: Path) -> None:

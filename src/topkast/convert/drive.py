@@ -20,7 +20,7 @@ from topkast.core.refresh import check_finite, move
 from topkast.core.select import generator_for
 from topkast.core.sets import Sets
 from topkast.core.weight import SparseWeight
-from topkast.methods.base import Method, acts_after_steps, grows_by_gradient
+from topkast.methods.base import Method, grows_by_gradient
 
 
 class Driver:
@@ -157,7 +157,7 @@ class Driver:
             asked = {n: w for n, w in attachment.weights.items() if self.method.wants_gradient(w.steps)}
             if asked:
                 agreement.join_tapes(asked, ranks)
-        if acts_after_steps(self.method):
+        if self.method.acts_after_steps:
             for weight in attachment.weights.values():
                 if weight.values.requires_grad:
                     self.method.after_step(weight, attachment.lr_of(weight))

@@ -39,7 +39,7 @@ class Reminders:
         self._method = method
         self._weights = weights
         explores = method.backward_sparsity < method.forward_sparsity
-        self.expects_penalty = method.has_penalty and explores
+        self.expects_penalty = method.has_penalty and explores and not method.applies_penalty
         self._passes = dict.fromkeys(weights, 0)
         self._has_warned = not method.refreshes
         self._hooks: dict[str, Any] = {}

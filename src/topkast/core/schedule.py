@@ -43,6 +43,14 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in [0, 1], got {value!r}")
 
 
+def check_amount(name: str, value: float) -> None:
+    """Raises unless 0 ≤ value < ∞."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
+
+
 def check_interval(begin_name: str, begin: int, end_name: str, end: int) -> None:
     """Raises unless the schedule begins before it ends."""
     check_steps(begin_name, begin, at_least=0)

@@ -1,4 +1,4 @@
-"""What is made of an optimizer's step on the values: how far exploration goes in it."""
+"""What is made of an optimizer's step on the values: how far exploration goes, what decays beside it."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def shorten_step_(weight: SparseWeight, before: Tensor, factor: float) -> None:
     # Not 0·(θ - θ_before): that is NaN where a step was infinite.
     shortened = before if factor == 0 else before.lerp_(after, factor)
     weight.values.copy_(torch.where(weight.active, after, shortened))
+
+
+@torch.no_grad()
+def decay_(weight: SparseWeight, on_a: float, outside: float) -> None:
+    """Takes a share off every value, never past zero.
+
+    θ ← θ - on_a·θ   on A,       θ ← θ - outside·θ   on B∖A
+    """
+    kept = [weight.values.new_full((), max(0.0, 1.0 - share)) for share in (on_a, outside)]
+    weight.values.mul_(torch.where(weight.active, *kept))

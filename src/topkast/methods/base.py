@@ -96,6 +96,11 @@ class Method(ABC):
         return False
 
     @property
+    def applies_penalty(self) -> bool:
+        """Whether it applies that penalty itself after every step, so that the loss need not have it."""
+        return False
+
+    @property
     def fetches(self) -> bool:
         """Whether elements of C may enter B later with a value of their own, so that C has to be known."""
         return True
@@ -122,6 +127,11 @@ class Method(ABC):
     def companion(self, moment: Moment, sets: Sets, dtype: torch.dtype) -> Companion | None:
         """What is kept beside a weight that is being made with these sets."""
         return None
+
+    @property
+    def acts_after_steps(self) -> bool:
+        """Whether `after_step` is to be called."""
+        return type(self).after_step is not Method.after_step
 
     def after_step(self, weight: SparseWeight, lr: float) -> None:  # noqa: B027  (nothing is a fine default)
         """Called after every optimizer step, before the sets are chosen; `lr` is the step's learning rate."""
@@ -155,11 +165,6 @@ class Method(ABC):
 def grows_by_gradient(method: Method) -> bool:
     """Whether the method asks for dense gradients at any step."""
     return type(method).wants_gradient is not Method.wants_gradient
-
-
-def acts_after_steps(method: Method) -> bool:
-    """Whether the method does anything after every optimizer step."""
-    return type(method).after_step is not Method.after_step
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class Choice:
         exploration: How Top-KAST chooses B∖A: "magnitude" or "random".
         exploration_rate: Factor on the steps of Top-KAST's B∖A.
         exploration_warmup: Steps in which that factor rises from 0.
+        decay: λ of Top-KAST's penalty, if that is decoupled from the gradient.
         steps: Of the run, from which `begin` and `t_end` follow where they are not given.
     """
 
@@ -37,6 +38,7 @@ class Choice:
     exploration: str | None = None
     exploration_rate: float | None = None
     exploration_warmup: int | None = None
+    decay: float | None = None
 
     def forward(self) -> float:
         return 0.9 if self.forward_sparsity is None else self.forward_sparsity
@@ -62,8 +64,8 @@ class Choice:
         return {} if self.refresh_every is None else {name: self.refresh_every}
 
 
-OPTIONS = tuple(f.name for f in fields(Choice) if f.name != "steps")
-"""What can be said of a method; `steps` is said of the run."""
+OPTIONS = tuple(f.name for f in fields(Choice) if f.name not in ("steps", "decay"))
+"""What can be said of a method; `steps` is said of the run, `decay` of the penalty."""
 
 
 # What Top-KAST has under the same name, and no other method has.
@@ -71,7 +73,7 @@ TOPKAST = ("exchange_every", "exploration", "exploration_rate", "exploration_war
 
 
 def _topkast(c: Choice) -> Method:
-    said = {name: getattr(c, name) for name in ("refresh_every", *TOPKAST)}
+    said = {name: getattr(c, name) for name in ("refresh_every", *TOPKAST, "decay")}
     chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     return TopKAST(c.forward(), c.backward(), explore_until=c.t_end, **chosen)
 

@@ -9,9 +9,11 @@ from typing import Any, Literal
 import torch
 
 from topkast.core.moment import Moment
-from topkast.core.schedule import check_share, check_steps
+from topkast.core.schedule import check_amount, check_share, check_steps
 from topkast.core.select import random_outside, top_k, top_together, within_together
 from topkast.core.sets import Counts, Sets
+from topkast.core.steps import decay_
+from topkast.core.weight import SparseWeight
 from topkast.methods.base import Method
 
 # Steps from one exchange to the next, by default.
@@ -50,6 +52,9 @@ class TopKAST(Method):
             each optimizer step. 1 is the paper's letter. Under Adam noise moves B∖A by a learning rate per
             step; a smaller factor keeps it from walking into A.
         exploration_warmup: Steps in which that factor rises from 0 along a line; 0 for none.
+        decay: λ of the penalty, decoupled from the gradient as AdamW decouples weight decay. After each step
+            θ ← θ - lr·λ·θ on A and θ ← θ - lr·(λ/D)·θ on B∖A, with the learning rate of the weight's group.
+            It stands in place of ``λ * sparse.penalty()`` in the loss, whose gradient Adam normalises.
         scope: "layer": Top-K within each layer, as in the paper's experiments. "global": Top-K over all
             layers together, so that budgets move between them; each keeps at least one element.
     """
@@ -63,6 +68,7 @@ class TopKAST(Method):
     explore_until: int | None = None
     exploration_rate: float = 1.0
     exploration_warmup: int = 0
+    decay: float = 0.0
     scope: Literal["layer", "global"] = "layer"
 
     def __post_init__(self) -> None:
@@ -72,6 +78,7 @@ class TopKAST(Method):
             check_steps("`explore_until`", self.explore_until, at_least=0)
         check_share("`exploration_rate`", self.exploration_rate)
         check_steps("`exploration_warmup`", self.exploration_warmup, at_least=0)
+        check_amount("`decay`", self.decay)
         if self.exploration not in ("magnitude", "random"):
             raise ValueError(f"`exploration` must be 'magnitude' or 'random', got {self.exploration!r}")
         if self.scope not in ("layer", "global"):
@@ -134,6 +141,20 @@ class TopKAST(Method):
     @property
     def has_penalty(self) -> bool:
         return True
+
+    @property
+    def applies_penalty(self) -> bool:
+        return self.decay > 0
+
+    @property
+    def acts_after_steps(self) -> bool:
+        return self.applies_penalty
+
+    def after_step(self, weight: SparseWeight, lr: float) -> None:
+        """The decoupled penalty. What was frozen in this step does not decay either."""
+        explored = self.explore_until is None or weight.steps <= self.explore_until
+        share = lr * self.decay
+        decay_(weight, share, share / weight.counts.forward_density if explored else 0.0)
 
     @property
     def is_global(self) -> bool:

@@ -123,6 +123,10 @@ class MethodOptions:
     reservoir: str = option(str, "stored", "stored or implicit", choices=("stored", "implicit"))
     engine: str = option(str, "auto", "auto, native, csr or masked", choices=ENGINES)
     penalty: float = option(float, 1e-4, "λ of the exploration penalty", least=0, metavar="λ")
+    penalty_form: str = option(
+        str, "gradient", "part of the gradient, or decoupled from it as AdamW's decay (topkast)",
+        choices=("gradient", "decoupled"),
+    )  # fmt: skip
     penalty_power: int = option(int, 2, "its reading: 2 for θ², 1 for |θ|", least=1, most=2, metavar="P")
 
 
@@ -232,7 +236,10 @@ _ALWAYS_WRITTEN = (
     "train.threads", "run.evaluate_every", "run.checkpoint_every", "run.tensorboard",
 )  # fmt: skip
 # What runs did before these were options, whatever a new run does by default.
-_BEFORE: dict[str, dict[str, Any]] = {"train": {"sparse_rate": "same"}}
+_BEFORE: dict[str, dict[str, Any]] = {
+    "method": {"penalty_form": "gradient"},
+    "train": {"sparse_rate": "same"},
+}
 _WAY_OUT = "put the file back from a copy, or start a new run: checkpoints do not hold the options"
 
 

@@ -69,10 +69,23 @@ def make_method(config: Config) -> Method | None:
     if options.method == "dense":
         return None
     chosen = {name: getattr(options, name) for name in OPTIONS}
-    method = named_method(options.method, Choice(**chosen, steps=config.train.steps))
+    method = named_method(options.method, Choice(**chosen, steps=config.train.steps, decay=_decay(config)))
     assert config.train.steps is not None
     method.check_run(config.train.steps)
     return method
+
+
+def _decay(config: Config) -> float | None:
+    """λ, where the method applies the penalty itself."""
+    options = config.method
+    if options.method != "topkast" or options.penalty_form != "decoupled":
+        return None
+    if options.penalty_power != 2:
+        raise ValueError(
+            "method.penalty_power must be 2 with penalty_form 'decoupled', which takes a share of θ off each "
+            f"weight, got {options.penalty_power}; leave it out, or use penalty_form 'gradient'"
+        )
+    return options.penalty
 
 
 def make_optimizer(config: Config, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -139,7 +139,7 @@ class Trainer:
 
     def _penalty(self) -> Callable[[], Tensor] | None:
         sparse, factor, power = self.sparse, self.config.method.penalty, self.config.method.penalty_power
-        if sparse is None or not self._has_penalty or factor == 0:
+        if sparse is None or not self._has_penalty or factor == 0 or sparse.method.applies_penalty:
             return None
         return lambda: factor * sparse.penalty(power)
 
