@@ -108,6 +108,9 @@ def test_a_gradient_that_is_not_finite_names_where(text_file: Path) -> None:
         ({"method": {"method": "rigl", "t_end": 900}, "train": {"steps": 500}}, r"RigL ends at step 900, beyond the run of 500"),
         ({"method": {"forward_sparsity": 1.5}}, r"`forward_sparsity` must be in \[0, 1\), got 1.5"),
         ({"method": {"penalty_form": "decoupled", "penalty_power": 1}}, r"penalty_power must be 2 with penalty_form 'decoupled', .* got 1"),
+        ({"train": {"optimizer": "sgd", "beta2": 0.9}}, r"train.beta2 is for adam and adamw, got 0.9 with sgd: leave it out"),
+        ({"train": {"optimizer": "sgd", "eps": 0.1}}, r"train.eps is for adam and adamw"),
+        ({"train": {"beta2": 1.0}}, r"train.beta2 must be below 1, got 1.0"),
         ({"model": {"window": 100_000}}, r"fewer than one window of 100000"),
     ],
 )  # fmt: skip
@@ -162,6 +165,17 @@ def test_a_decoupled_penalty_is_the_methods_and_not_in_the_loss(text_file: Path)
     assert gradient._penalty() is not None
     static = make(text_file, method={"penalty_form": "decoupled", "method": "static"})
     static.take_step()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_has_its_beta2_and_eps(optimizer: str, text_file: Path) -> None:
+    usual = make(text_file, train={"optimizer": optimizer})
+    assert usual.optimizer.defaults["betas"] == torch.optim.Adam([torch.zeros(1)]).defaults["betas"]
+    assert usual.optimizer.defaults["eps"] == torch.optim.Adam([torch.zeros(1)]).defaults["eps"]
+    assert "beta2 = 0.999" in usual.config.to_toml()
+    other = make(text_file, train={"optimizer": optimizer, "beta2": 0.95, "eps": 0.1})
+    assert {(*g["betas"], g["eps"]) for g in other.optimizer.param_groups} == {(0.9, 0.95, 0.1)}
+    other.take_step()
 
 
 def test_a_rate_for_a_layer_that_is_not_there_is_refused(text_file: Path) -> None:

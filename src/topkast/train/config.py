@@ -152,6 +152,10 @@ class TrainOptions:
         str, (), "sparse layers that keep the dense rate: names or globs", many=True, metavar="LIST"
     )
     momentum: float = option(float, 0.9, "of sgd", least=0, most=1)
+    beta2: float | None = option(
+        float, None, "β₂ of adam and adamw, below 1 (0.999)", least=0, most=1, metavar="β"
+    )
+    eps: float | None = option(float, None, "ε of adam and adamw (1e-8)", least=0, metavar="ε")
     weight_decay: float = option(float, 0.0, "for what is dense; sparse weights have the penalty", least=0)
     schedule: str = option(
         str, "cosine", "cosine, linear, drops or constant", choices=("cosine", "linear", "drops", "constant")

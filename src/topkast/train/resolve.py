@@ -39,6 +39,7 @@ def resolve(config: Config, task: Task) -> Config:
         "train": {
             "steps": steps,
             "lr": lr,
+            **_adam_settings(config),
             "batch": batch,
             "threads": config.train.threads or torch.get_num_threads(),
         },
@@ -91,10 +92,34 @@ def _decay(config: Config) -> float | None:
 def make_optimizer(config: Config, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     options = config.train
     assert options.lr is not None
+    settings = _adam_settings(config)
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
     kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=options.lr)
+    return kind(groups, lr=options.lr, betas=(_BETA1, settings["beta2"]), eps=settings["eps"])
+
+
+# What torch's own Adam does.
+_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
+
+
+def _adam_settings(config: Config) -> dict[str, float]:
+    """β₂ and ε; nothing for an optimizer without them.
+
+    Raises:
+        ValueError: They are given for another optimizer, or β₂ is 1.
+    """
+    options = config.train
+    given = {"beta2": options.beta2, "eps": options.eps}
+    if options.optimizer == "sgd":
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"train.{name} is for adam and adamw, got {value!r} with sgd: leave it out")
+        return {}
+    if options.beta2 == 1:
+        raise ValueError("train.beta2 must be below 1, got 1.0: Adam would never see a second moment")
+    usual = {"beta2": _BETA2, "eps": _EPS}
+    return {name: usual[name] if value is None else value for name, value in given.items()}
 
 
 def make_schedule(config: Config, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
