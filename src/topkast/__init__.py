@@ -9,7 +9,7 @@ from topkast import _moved, distributed, models, nn  # noqa: F401
 from topkast.convert import Handle, densify, sparsify
 from topkast.convert.followers import SlotAverageWarning
 from topkast.convert.reminders import NoPenaltyWarning, NotAttachedWarning
-from topkast.core.initial import Normal, TruncatedNormal, Uniform
+from topkast.core.initial import Normal, Scaled, TruncatedNormal, Uniform
 from topkast.kernels.machine import keep_freed_memory
 from topkast.methods import (
     DNW,
@@ -43,6 +43,7 @@ __all__ = [
     "NotAttachedWarning",
     "Pruning",
     "RigL",
+    "Scaled",
     "SlotAverageWarning",
     "Static",
     "TopKAST",

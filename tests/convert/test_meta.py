@@ -211,9 +211,9 @@ def test_initialise_says_how_the_rest_starts() -> None:
     assert model.mask.tolist() == [3.0] * 2
 
 
-def test_init_is_for_implicit_reservoirs() -> None:
-    with pytest.raises(ValueError, match='are for reservoir="implicit"'):
-        topkast.sparsify(nn.Sequential(nn.Linear(8, 8)), METHOD, init="torch")
+def test_initialise_is_for_implicit_reservoirs() -> None:
+    with pytest.raises(ValueError, match='`initialise` is for reservoir="implicit"'):
+        topkast.sparsify(nn.Sequential(nn.Linear(8, 8)), METHOD, initialise=print)
     with pytest.raises(ValueError, match="'stored' or 'implicit', got 'none'"):
         topkast.sparsify(nn.Sequential(nn.Linear(8, 8)), METHOD, reservoir="none")  # pyright: ignore
 

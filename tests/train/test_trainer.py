@@ -178,6 +178,23 @@ def test_adam_has_its_beta2_and_eps(optimizer: str, text_file: Path) -> None:
     other.take_step()
 
 
+@pytest.mark.parametrize("method", ["topkast", "static"])
+def test_sparse_layers_start_as_they_are_told_and_embeddings_do_not(method: str, text_file: Path) -> None:
+    usual, other = (
+        make(text_file, method={"method": method, **more})
+        for more in ({}, {"init": "keep_variance:lecun_normal"})
+    )
+    assert usual.sparse is not None
+    assert other.sparse is not None
+    for name, weight in other.sparse.weights.items():
+        if name == "embedding":
+            assert torch.equal(weight.theta(), usual.sparse.weights[name].theta())
+        else:
+            kept = float(weight.alpha().double().square().sum())
+            assert kept == pytest.approx(weight.shape[0], rel=0.01), name
+    other.take_step()
+
+
 def test_a_rate_for_a_layer_that_is_not_there_is_refused(text_file: Path) -> None:
     with pytest.raises(
         ValueError, match="train.same_rate: `factors` names 'embeding', which matches no sparse layer"

@@ -9,55 +9,84 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from topkast.core.build import Drawn, Kept, Start
 from topkast.core.distribution import matches, nearest
-from topkast.core.initial import Initial, Normal, Uniform, initial
+from topkast.core.initial import How, Initial, Normal, Uniform, initial, parts_of
 from topkast.core.select import derive_key
 from topkast.nn.attention import MultiheadAttention, packed_bound
 from topkast.nn.base import SparseLayer, own_initial, start_bias
 from topkast.nn.find import Candidate, WeightGroup
 from topkast.nn.layers import Conv1D
 
-Init = str | Initial | Mapping[str, str | Initial]
+Init = How | Mapping[str, How]
 Initialise = Callable[[nn.Module], Any]
+_T = TypeVar("_T")
 
 
 class Origin(ABC):
-    """What `sparsify` asks."""
+    """What `sparsify` asks.
+
+    Args:
+        init: See there.
+    """
+
+    def __init__(self, init: Init | None) -> None:
+        self._init = init
 
     @abstractmethod
     def check(self, model: nn.Module, groups: list[WeightGroup]) -> None:
         """Raises ValueError if these weights of the model cannot start so. Nothing is changed."""
 
     @abstractmethod
-    def start(self, group: WeightGroup) -> Start:
-        """How one of them starts."""
+    def start(self, group: WeightGroup, key: int) -> Start:
+        """How one of them starts; `key` is its own."""
+
+    def scaling(self, group: WeightGroup) -> str | None:
+        """By what its start is multiplied; see `initial.Scaled`."""
+        return parts_of(_wanted(self._init, group.names))[1]
+
+    def _drawn(self, group: WeightGroup) -> str | Initial | None:
+        """What `init` says that it is drawn from; None is its own start."""
+        return parts_of(_wanted(self._init, group.names))[0]
 
     def finish(self, model: nn.Module, seed: int) -> None:  # noqa: B027  (nothing is a fine default)
         """Called when the sparse layers are in their places."""
 
 
 class AsGiven(Origin):
-    """The model's own weights."""
+    """The model's own weights, or others in their place, drawn from the stream of an implicit reservoir."""
 
     def check(self, model: nn.Module, groups: list[WeightGroup]) -> None:
+        check_init(self._init, groups)
         for group in groups:
             _check_weight(group.name, group.parameter)
 
-    def start(self, group: WeightGroup) -> Start:
-        return Kept(group.parameter)
+    def start(self, group: WeightGroup, key: int) -> Start:
+        wanted, parameter = self._drawn(group), group.parameter
+        if wanted is None:
+            return Kept(parameter)
+        distribution = initial_of(group, wanted)
+        shape = tuple(parameter.shape)
+        drawn = Drawn(shape, distribution, parameter.dtype, parameter.device, is_stored=True)
+        padding = [row for row, _ in _padding(group)]
+        if not padding:
+            return drawn
+        theta = _named(group.name, lambda: drawn.dense(key))
+        theta[padding] = 0
+        return Kept(theta)
 
 
 class AsDrawn(Origin):
     """Weights that are drawn without ever being there; see `sparsify` for the arguments."""
 
     def __init__(self, init: Init | None, initialise: Initialise | None, device: torch.device | str) -> None:
-        self._init, self._initialise, self._device = init, initialise, torch.device(device)
+        super().__init__(init)
+        self._initialise, self._device = initialise, torch.device(device)
 
     def check(self, model: nn.Module, groups: list[WeightGroup]) -> None:
         check_init(self._init, groups)
@@ -66,12 +95,24 @@ class AsDrawn(Origin):
         for group in groups:
             _check_empty(group.name, group.parameter)
 
-    def start(self, group: WeightGroup) -> Start:
+    def start(self, group: WeightGroup, key: int) -> Start:
         parameter = group.parameter
-        return Drawn(tuple(parameter.shape), initial_of(group, self._init), parameter.dtype, self._device)
+        for _, name in _padding(group):
+            raise ValueError(
+                f"layer {name!r} has a padding row, which starts at zero: no implicit reservoir knows "
+                'it; leave the layer dense with skip, or use reservoir="stored"'
+            )
+        distribution = initial_of(group, self._drawn(group))
+        return Drawn(tuple(parameter.shape), distribution, parameter.dtype, self._device)
 
     def finish(self, model: nn.Module, seed: int) -> None:
         bring_to_life(model, self._device, seed, self._initialise)
+
+
+def _padding(group: WeightGroup) -> list[tuple[int, str]]:
+    """Rows that embeddings keep at zero, and the names of these."""
+    rows = [(getattr(member.layer, "padding_idx", None), member.name) for member in group.members]
+    return [(row, name) for row, name in rows if row is not None]
 
 
 def _check_weight(name: str, parameter: Tensor) -> None:
@@ -107,24 +148,24 @@ def _check_empty(name: str, parameter: Tensor) -> None:
 # ---- the initial distribution of each layer -----------------------------------------------------------
 
 
-def initial_of(group: WeightGroup, init: Init | None) -> Initial:
-    """The distribution of a weight's θ⁰: what `init` says, else the layer's own.
+def initial_of(group: WeightGroup, wanted: str | Initial | None) -> Initial:
+    """The distribution of a weight's θ⁰: what is wanted, else the layer's own.
 
     Raises:
-        ValueError: A distribution without a known quantile function, or a layer that needs stored weights.
+        ValueError: A distribution without a known quantile function.
     """
     shape = tuple(group.parameter.shape)
-    for member in group.members:
-        if getattr(member.layer, "padding_idx", None) is not None:
-            raise ValueError(
-                f"layer {member.name!r} has a padding row, which starts at zero: no implicit reservoir knows "
-                'it; leave the layer dense with skip, or use reservoir="stored"'
-            )
-    wanted = _wanted(init, group.names)
+    return _named(
+        group.name, lambda: _own(group.members[0], shape) if wanted is None else initial(wanted, shape)
+    )
+
+
+def _named(layer: str, make: Callable[[], _T]) -> _T:
+    """What `make` gives; an error names the layer."""
     try:
-        return _own(group.members[0], shape) if wanted is None else initial(wanted, shape)
+        return make()
     except ValueError as error:
-        raise ValueError(f"layer {group.name!r}: {error}") from None
+        raise ValueError(f"layer {layer!r}: {error}") from None
 
 
 def check_init(init: Init | None, groups: list[WeightGroup]) -> None:
@@ -138,7 +179,7 @@ def check_init(init: Init | None, groups: list[WeightGroup]) -> None:
             )
 
 
-def _wanted(init: Init | None, names: list[str]) -> str | Initial | None:
+def _wanted(init: Init | None, names: list[str]) -> How | None:
     if not isinstance(init, Mapping):
         return init
     hits = [which for pattern, which in init.items() if any(matches(pattern, name) for name in names)]

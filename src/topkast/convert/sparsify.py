@@ -10,8 +10,8 @@ from torch import nn
 
 from topkast.convert.handle import Handle
 from topkast.convert.huggingface import inform
-from topkast.convert.origin import AsDrawn, AsGiven, Init, Initialise
-from topkast.core.build import Start, first_moment, make_weight
+from topkast.convert.origin import AsDrawn, AsGiven, Init, Initialise, Origin
+from topkast.core.build import Start, first_moment, make_weight, scale_start
 from topkast.core.distribution import Distribution, spread
 from topkast.core.loading import check_states
 from topkast.core.select import derive_key
@@ -63,11 +63,13 @@ def sparsify(
         engine: "native" (our kernels, CPU), "csr" (torch.sparse), "masked" (dense kernels, any device), or
             "auto": for each layer the one that is the fastest in the first training pass.
         seed: For random choices (`Static`, random exploration). By default drawn from torch's generator,
-            so that `torch.manual_seed` fixes it. With an implicit reservoir it also decides θ⁰ and the dense
-            rest, by the names of the layers.
-        init: With an implicit reservoir, the distribution of θ⁰: a name ("kaiming_normal", "xavier_uniform",
-            …), `topkast.Normal(0.02)` and the like, or a mapping from names or globs to these. By default
-            each layer's own.
+            so that `torch.manual_seed` fixes it. It also decides what is drawn for `init`, and with an
+            implicit reservoir θ⁰ and the dense rest, by the names of the layers.
+        init: How θ⁰ is drawn: a name ("kaiming_normal", "lecun_normal", "xavier_uniform", …),
+            `topkast.Normal(0.02)` and the like, a start that makes up for sparsity ("keep_variance", "supar",
+            "keep_variance:lecun_normal", `topkast.Scaled`), "own", or a mapping from names or globs to these.
+            By default each layer's own: what is there, or with an implicit reservoir what torch would draw.
+            Stored and implicit weights of one seed start alike.
         initialise: With an implicit reservoir, called with each module that stays dense and was on the meta
             device, after its own `reset_parameters`; then with the modules that contain a frozen one.
         device: With an implicit reservoir, where the model comes to life.
@@ -79,9 +81,9 @@ def sparsify(
         RuntimeError: The model is already sparse.
     """
     _check_arguments(model, method, budget, reservoir, engine)
-    if reservoir == "stored" and (init is not None or initialise is not None):
+    if reservoir == "stored" and initialise is not None:
         raise ValueError(
-            '`init` and `initialise` are for reservoir="implicit": a stored one keeps what is given'
+            '`initialise` is for reservoir="implicit": what stays dense beside stored weights has its values'
         )
     findings = find(model)
     if "" in findings.attentions or any("" in group.names for group in findings.groups):
@@ -101,9 +103,9 @@ def sparsify(
     )
     if seed is None:
         seed = int(torch.randint(2**62, ()))
-    origin = AsDrawn(init, initialise, device) if reservoir == "implicit" else AsGiven()
+    origin = AsDrawn(init, initialise, device) if reservoir == "implicit" else AsGiven(init)
     origin.check(model, groups)
-    starts = {group.name: origin.start(group) for group in groups}
+    starts = {group.name: _start(origin, group, method, counts[group.name], seed) for group in groups}
     sets = _first_sets(method, starts, counts, seed)
     replacements: dict[int, nn.Module] = {}
     fallbacks: dict[str, str] = {}
@@ -152,6 +154,15 @@ def _num_dense(model: nn.Module, groups: list[WeightGroup]) -> int:
     """How many parameters stay dense."""
     total = sum(p.numel() for p in model.parameters())
     return total - sum(group.parameter.numel() for group in groups)
+
+
+def _start(origin: Origin, group: WeightGroup, method: Method, counts: Counts, seed: int) -> Start:
+    name, key = group.name, derive_key(seed, group.name)
+    start = origin.start(group, key)
+    try:
+        return scale_start(start, origin.scaling(group), method, counts, name=name, key=key)
+    except ValueError as error:
+        raise ValueError(f"layer {name!r}: {error}") from None
 
 
 def _first_sets(

@@ -55,6 +55,14 @@ class Start(ABC):
     def begin(self, indices: Tensor, key: int, *, fetches: bool) -> tuple[Tensor, Reservoir]:
         """The values on the first B, and what is known of C; it is forgotten unless something `fetches`."""
 
+    @abstractmethod
+    def energy(self) -> float:
+        """Σθ²."""
+
+    @abstractmethod
+    def times(self, factor: float) -> Start:
+        """The start at factor·θ⁰."""
+
 
 class Kept(Start):
     """A dense θ⁰, which is kept where the method may fetch from it."""
@@ -71,9 +79,15 @@ class Kept(Start):
         reservoir = StoredReservoir(self._flat, indices) if fetches else EmptyReservoir(numel)
         return self._flat.index_select(0, indices), reservoir
 
+    def energy(self) -> float:
+        return float(torch.linalg.vector_norm(self._flat, dtype=torch.float64)) ** 2
+
+    def times(self, factor: float) -> Kept:
+        return Kept((self._flat * factor).view(self.shape))
+
 
 class Drawn(Start):
-    """A θ⁰ that exists as a stream only: nothing of dense size is made."""
+    """A θ⁰ that exists as a stream: nothing of dense size is made, unless it is to be stored."""
 
     def __init__(
         self,
@@ -81,9 +95,11 @@ class Drawn(Start):
         initial: Initial,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        *,
+        is_stored: bool = False,
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
-        self._initial = initial
+        self._initial, self._is_stored = initial, is_stored
 
     def _reservoir(self, key: int) -> ImplicitReservoir:
         numel = torch.Size(self.shape).numel()
@@ -96,7 +112,24 @@ class Drawn(Start):
     def begin(self, indices: Tensor, key: int, *, fetches: bool) -> tuple[Tensor, Reservoir]:
         reservoir = self._reservoir(key)
         values = reservoir.begin(indices.cpu()).to(self.device)
-        return values, reservoir if fetches else EmptyReservoir(reservoir.numel)
+        if not fetches:
+            return values, EmptyReservoir(reservoir.numel)
+        return values, StoredReservoir(
+            reservoir.dense(indices, values), indices
+        ) if self._is_stored else reservoir
+
+    def dense(self, key: int) -> Tensor:
+        """All of θ⁰."""
+        flat = self._reservoir(key).stream().dense()
+        return flat.view(self.shape).to(self.device)
+
+    def energy(self) -> float:
+        # Not summed up: magnitudes are quantiles, so it is the expectation but for the last digits.
+        return torch.Size(self.shape).numel() * self._initial.variance
+
+    def times(self, factor: float) -> Drawn:
+        initial = self._initial.times(factor)
+        return Drawn(self.shape, initial, self.dtype, self.device, is_stored=self._is_stored)
 
 
 @torch.no_grad()
@@ -107,6 +140,26 @@ def first_moment(start: Start, counts: Counts, *, name: str, key: int) -> Moment
         ValueError: Too many elements, or a dtype that cannot be drawn.
     """
     return Moment(start.theta(key), counts, generator_for(key, 0), name=name)
+
+
+@torch.no_grad()
+def scale_start(
+    start: Start, by: str | None, method: Chooser, counts: Counts, *, name: str, key: int
+) -> Start:
+    """The start multiplied as `initial.Scaled` says; as it is if `by` is None.
+
+    Raises:
+        ValueError: A has nothing but zeros, or see `first_moment`.
+    """
+    if by is None:
+        return start
+    if by == "density":
+        return start.times(counts.forward_density**-0.5)
+    moment = first_moment(start, counts, name=name, key=key)
+    kept = float(moment.theta.at(method.choose(moment).forward).double().square().sum())
+    if kept == 0:
+        raise ValueError("its variance cannot be kept: all that is in A is zero")
+    return start.times((start.energy() / kept) ** 0.5)
 
 
 @torch.no_grad()

@@ -1,10 +1,15 @@
-"""Initial distributions of θ whose quantiles are known: what an implicit reservoir can be drawn from."""
+"""How θ starts: distributions whose quantiles are known, so that they can be drawn without being there.
+
+And starts that are scaled, to make up for what is outside A.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,21 @@ class Initial:
                 f"an initial distribution must have a positive, finite scale, got {self.scale!r}"
             )
 
+    @property
+    def variance(self) -> float:
+        """Of one element: b²/3 of a uniform, σ² of a normal distribution, less where that is cut off."""
+        if self.kind == "uniform":
+            return self.scale**2 / 3
+        if self.mass == 1:
+            return self.scale**2
+        normal = NormalDist()
+        limit = normal.inv_cdf((1 + self.mass) / 2)  # in units of σ
+        return self.scale**2 * (1 - 2 * limit * normal.pdf(limit) / self.mass)
+
+    def times(self, factor: float) -> Initial:
+        """The distribution of factor·θ."""
+        return replace(self, scale=self.scale * factor)
+
 
 def Uniform(bound: float) -> Initial:
     """Uniform on [-bound, bound]."""
@@ -46,6 +66,56 @@ def TruncatedNormal(std: float, limit: float) -> Initial:
     if not (math.isfinite(limit) and limit > 0):
         raise ValueError(f"`limit` must be positive and finite, got {limit!r}")
     return Initial("normal", float(std), math.erf(limit / (std * math.sqrt(2))))
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A start that is multiplied, layer by layer, to make up for what is outside A.
+
+    Example:
+        >>> Scaled("lecun_normal", by="density")
+        Scaled(init='lecun_normal', by='density')
+
+    Attributes:
+        init: What is multiplied: a name or a distribution. None is the layer's own start: with stored weights
+            those that are there.
+        by: "variance": by √(Σθ² / Σ_A θ²), so that A has the sum of squares that all of θ had, and a layer's
+            outputs keep their variance. "density": by 1/√D, as SμPar does (arXiv 2405.15743). That is the
+            same for a random A, and more for a Top-K one, which has the largest weights.
+    """
+
+    init: str | Initial | None = None
+    by: Literal["variance", "density"] = "variance"
+
+    def __post_init__(self) -> None:
+        if self.by not in ("variance", "density"):
+            raise ValueError(f"`by` must be 'variance' or 'density', got {self.by!r}")
+        if not (self.init is None or isinstance(self.init, str | Initial)):
+            raise TypeError(f"`init` must be a name or a distribution, got {self.init!r}")
+
+
+How = str | Initial | Scaled
+"""How a layer starts."""
+
+# Names of scaled starts; "supar:lecun_normal" is that of another start than the layer's own.
+_SCALED: dict[str, Literal["variance", "density"]] = {"keep_variance": "variance", "supar": "density"}
+
+
+def parts_of(how: How | None) -> tuple[str | Initial | None, Literal["variance", "density"] | None]:
+    """What is drawn, None for the layer's own start, and by what it is scaled, None for not at all.
+
+    Example:
+        >>> parts_of("own"), parts_of("keep_variance:lecun_normal")
+        ((None, None), ('lecun_normal', 'variance'))
+    """
+    if isinstance(how, Scaled):
+        return parts_of(how.init)[0], how.by
+    if not isinstance(how, str):
+        return how, None
+    first, _, rest = how.partition(":")
+    if first in _SCALED:
+        return parts_of(rest or None)[0], _SCALED[first]
+    return None if how == "own" else how, None
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -83,6 +153,7 @@ def initial(which: str | Initial, shape: tuple[int, ...]) -> Initial:
         known = ", ".join(repr(name) for name in _NAMED)
         raise ValueError(
             f"the initial distribution {which!r} is not known to have a quantile function; there are {known}"
-            ", topkast.Uniform(bound), topkast.Normal(std) and topkast.TruncatedNormal(std, limit)"
+            ", topkast.Uniform(bound), topkast.Normal(std) and topkast.TruncatedNormal(std, limit); scaled "
+            "ones are 'keep_variance', 'supar', 'keep_variance:NAME' and 'supar:NAME'"
         )
     return _NAMED[which](*fans(shape))

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from topkast.core.build import Chooser, Drawn, make_weight
-from topkast.core.initial import Initial, Normal, fans, initial
+from topkast.core.build import Chooser, Drawn, make_weight, scale_start
+from topkast.core.initial import How, Initial, Normal, fans, initial, parts_of
 from topkast.core.loading import check_states
 from topkast.core.select import derive_key
 from topkast.core.sets import Counts
@@ -54,7 +54,7 @@ class SparseLayer(nn.Module):
         self,
         *sizes: Any,
         method: SparseMethod,
-        init: str | Initial | None = None,
+        init: How | None = None,
         seed: int | None = None,
         name: str = "",
         engine: str = "auto",
@@ -83,8 +83,10 @@ class SparseLayer(nn.Module):
         numel = layer.weight.numel()
         counts = Counts.from_density(numel, 1 - method.forward_sparsity, 1 - method.backward_sparsity)
         key = derive_key(int(torch.randint(2**62, ())) if seed is None else seed, name)
-        distribution = own_initial(layer, shape) if init is None else initial(init, shape)
+        wanted, by = parts_of(init)
+        distribution = own_initial(layer, shape) if wanted is None else initial(wanted, shape)
         start = Drawn(shape, distribution, layer.weight.dtype, device)
+        start = scale_start(start, by, method, counts, name=name, key=key)
         weight = make_weight(start, method, counts, name=name, key=key)
         if getattr(layer, "bias", None) is not None:
             layer.bias = nn.Parameter(torch.empty_like(layer.bias, device=device))

@@ -121,6 +121,10 @@ class MethodOptions:
         str, (), "layers to leave dense: names or globs", many=True, metavar="LIST"
     )
     reservoir: str = option(str, "stored", "stored or implicit", choices=("stored", "implicit"))
+    init: str | None = option(
+        str, None, "how sparse layers but embeddings start, such as lecun_normal or keep_variance (as torch)",
+        metavar="NAME",
+    )  # fmt: skip
     engine: str = option(str, "auto", "auto, native, csr or masked", choices=ENGINES)
     penalty: float = option(float, 1e-4, "λ of the exploration penalty", least=0, metavar="λ")
     penalty_form: str = option(

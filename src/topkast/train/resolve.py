@@ -12,14 +12,16 @@ import torch
 from torch import nn
 
 from topkast.convert import Handle, sparsify
+from topkast.convert.origin import Init
 from topkast.core.distribution import nearest
-from topkast.core.initial import Normal
+from topkast.core.initial import Initial, Normal, Scaled, parts_of
 from topkast.data.datasets import DATA_SETS
 from topkast.methods import TopKAST
 from topkast.methods.base import Method
 from topkast.methods.named import OPTIONS, TOPKAST, Choice, named_method
 from topkast.models.network import Network
 from topkast.models.transformer_xl import INITIAL_STD, initialise
+from topkast.nn.find import find, wanted_groups
 from topkast.train.config import Config, ModelOptions, section_of
 from topkast.train.image_tasks import PHOTO_MODELS, ImageTask, PhotoTask
 from topkast.train.options import rules, set_values
@@ -230,9 +232,9 @@ def build(config: Config, network: Network, method: Method | None) -> tuple[nn.M
         model = network.build()
     if method is None:
         return model, None
-    start: dict[str, Any] = {}
+    start: dict[str, Any] = {"init": _starts(config, model, None)}
     if is_implicit and network.name == "transformer-xl":  # whose initialisation is not that of its layers
-        start = {"init": Normal(INITIAL_STD), "initialise": initialise}
+        start = {"init": _starts(config, model, Normal(INITIAL_STD)), "initialise": initialise}
     sparse = sparsify(
         model,
         method,
@@ -246,3 +248,23 @@ def build(config: Config, network: Network, method: Method | None) -> tuple[nn.M
         seed=config.train.seed,
     )
     return model, sparse
+
+
+def _starts(config: Config, model: nn.Module, own: Initial | None) -> Init | None:
+    """How each layer starts. Embeddings keep their own start: a row is looked up, and has no fan-in.
+
+    Args:
+        config: Says how the others start.
+        model: Before it is sparse.
+        own: What the network's layers are drawn from, where that is not what torch draws them from.
+    """
+    options = config.method
+    if options.init is None:
+        return own
+    wanted, by = parts_of(options.init)
+    how = Scaled(wanted or own, by) if by is not None else wanted or own or "own"
+    groups = wanted_groups(find(model), list(options.skip) or None, options.keep_dense)
+    embeddings = [g.name for g in groups if any(isinstance(m.layer, nn.Embedding) for m in g.members)]
+    if len(embeddings) == len(groups):
+        raise ValueError(f"method.init {options.init!r} is for sparse layers but embeddings: there is none")
+    return {"*": how, **dict.fromkeys(embeddings, own or "own")}
