@@ -165,6 +165,15 @@ def test_exchanges_that_come_early_equal_the_dense_twin(model: str, optimizer: s
     assert sum(early) == dense.num_early > 10
 
 
+@pytest.mark.parametrize("optimizer", ["sgd-nesterov", "adam"])
+def test_exchanges_that_hysteresis_holds_off_equal_the_dense_twin(optimizer: str, engine: str) -> None:
+    """One of C enters A only if it is larger than the least of A as that counts: fewer come early."""
+    _, _, plain = run_both("mlp", optimizer, engine, (1, 100), steps=80, backward=0.78)
+    sparse, _, dense = run_both("mlp", optimizer, engine, (1, 100), steps=80, backward=0.78, hysteresis=1.05)
+    assert sum(stats.early_exchanges for stats in sparse.stats().values()) == dense.num_early
+    assert dense.num_early < plain.num_early
+
+
 @pytest.mark.parametrize("clocks", [(7, 7), (1, 20)], ids=str)
 @pytest.mark.parametrize("explore_until", [0, 50, 53])
 @pytest.mark.parametrize("optimizer", ["sgd-nesterov", "adamw"])
@@ -181,6 +190,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no steps": {"exploration_rate": 0.0},
     "warm-up": {"exploration_rate": 0.5, "exploration_warmup": 30},
     "decay": {"decay": 0.5},
+    "hysteresis": {"hysteresis": 1.5},
+    "all": {"hysteresis": 1.2, "exploration_rate": 0.5, "exploration_warmup": 10, "decay": 0.2},
     "decay and short steps that end": {"decay": 0.2, "exploration_rate": 0.3, "explore_until": 33},
     "short steps that end": {"exploration_rate": 0.3, "explore_until": 33},
 }

@@ -124,11 +124,12 @@ class Twin:
         exploration_rate: float = 1.0,
         exploration_warmup: int = 0,
         decay: float = 0.0,
+        hysteresis: float = 1.0,
         lr: float = 0.0,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.exploration_rate, self.exploration_warmup = exploration_rate, exploration_warmup
-        self.decay, self.lr = decay, lr
+        self.decay, self.hysteresis, self.lr = decay, hysteresis, lr
         self.refresh_every, self.exchange_every = refresh_every, exchange_every
         self.strength, self.explore_until = strength, explore_until
         self.step_count = self.num_early = 0
@@ -156,13 +157,19 @@ class Twin:
                 self._refresh(entry)
 
     def _exchange(self, entry: Entry) -> None:
-        """A = TopK(θ, D), pool = TopK(θ, D+M)."""
-        entry.pool = top_k(entry.theta, entry.num_b)
-        self._take(entry, top_k(entry.theta, entry.num_a))
+        """A = TopK(s·θ, D), pool = TopK(s·θ, D+M)."""
+        size = self._size(entry)
+        entry.pool = top_k(size, entry.num_b)
+        self._take(entry, top_k(size, entry.num_a))
+
+    def _size(self, entry: Entry) -> Tensor:
+        """s·|θ|: those in A count for more, once there is an A."""
+        size = entry.theta.abs()
+        return torch.where(entry.a, self.hysteresis * size, size) if self.step_count else size
 
     def _refresh(self, entry: Entry) -> None:
         """A = the largest of the pool; if one of C is as large as the least of A, an exchange instead."""
-        size = entry.theta.abs()
+        size = self._size(entry)
         a = top_k(torch.where(entry.pool, size, -1.0) + 1.0, entry.num_a)
         if not entry.pool.all() and size[a].min() <= size[~entry.pool].max():
             self.num_early += 1

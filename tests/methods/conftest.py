@@ -63,6 +63,10 @@ METHODS: dict[str, Callable[[], topkast.Method]] = {
         0.8, 0.6, exchange_every=4, exploration_rate=0.3, exploration_warmup=6
     ),
     "TopKAST, decay": lambda: topkast.TopKAST(0.8, 0.6, exchange_every=4, decay=0.1, explore_until=11),
+    "TopKAST, hysteresis": lambda: topkast.TopKAST(0.8, 0.6, exchange_every=4, hysteresis=1.3),
+    "TopKAST, hysteresis, global": lambda: topkast.TopKAST(
+        0.8, 0.6, exchange_every=2, hysteresis=1.3, scope="global"
+    ),
     "TopKAST, random": lambda: topkast.TopKAST(
         0.8, 0.6, refresh_every=3, exchange_every=3, exploration="random"
     ),

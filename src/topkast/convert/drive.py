@@ -184,7 +184,7 @@ class Driver:
         chosen: dict[str, Tensor] = {}
         for name in self._unfrozen(names):
             weight = self.weights[name]
-            choice = weight.choose_active()
+            choice = weight.choose_active(self.method.advantage)
             if choice is None:
                 check_finite(weight)  # which raises
                 continue
@@ -275,7 +275,7 @@ class Driver:
     def _moment(self, name: str) -> Moment:
         w = self.weights[name]
         return Moment(
-            w.full_theta(),
+            w.full_theta(self.method.advantage),
             w.target,
             generator_for(int(w.key), w.steps),
             w.steps,

@@ -43,12 +43,12 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in [0, 1], got {value!r}")
 
 
-def check_amount(name: str, value: float) -> None:
-    """Raises unless 0 ≤ value < ∞."""
+def check_amount(name: str, value: float, *, at_least: int = 0) -> None:
+    """Raises unless at_least ≤ value < ∞."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not 0.0 <= value < math.inf:
-        raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
+    if not at_least <= value < math.inf:
+        raise ValueError(f"{name} must be at least {at_least} and finite, got {value!r}")
 
 
 def check_interval(begin_name: str, begin: int, end_name: str, end: int) -> None:

@@ -49,6 +49,14 @@ def top_k_portable(numbers: Tensor, k: int) -> Tensor:
     return torch.nonzero(chosen).flatten()
 
 
+def favoured(numbers: Tensor, active: Tensor, factor: float) -> Tensor:
+    """s·numbers with s = factor where `active`, and 1 elsewhere: what a Top-K with hysteresis looks at.
+
+    As it is for a factor of 1. The product is rounded to the dtype, so that every path sees the same ties.
+    """
+    return numbers if factor == 1 else torch.where(active, numbers * factor, numbers)
+
+
 class Within:
     """Choosing A within B, step after step: it remembers the last threshold, which makes the next cheap.
 

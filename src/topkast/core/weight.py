@@ -15,7 +15,7 @@ from topkast.core.gradient import Tape, rows_of
 from topkast.core.loading import LATER, check_state
 from topkast.core.not_a_tensor import NotATensor
 from topkast.core.reservoir import Reservoir, Theta
-from topkast.core.select import Within
+from topkast.core.select import Within, favoured
 from topkast.core.sets import Counts, Sets
 from topkast.core.slots import Companion, Copies, nothing_noted, pack, resize_, unpack
 from topkast.kernels.auto import NUM_SIZES, Auto
@@ -230,9 +230,9 @@ class SparseWeight(NotATensor):
 
     # ---- sets -----------------------------------------------------------------------------------
 
-    def full_theta(self) -> Theta:
-        """θ for a method to choose from."""
-        return self.reservoir.theta(self.indices, self.values.detach())
+    def full_theta(self, advantage: float = 1.0) -> Theta:
+        """θ for a method to choose from, with what is in A multiplied by `advantage`."""
+        return self.reservoir.theta(self.indices, favoured(self.values.detach(), self.active, advantage))
 
     def updated(self) -> Tensor:
         """Which slots are in the backward set: all, or those of A once exploration has ended. A copy."""
@@ -259,12 +259,13 @@ class SparseWeight(NotATensor):
 
     # ---- A within B ---------------------------------------------------------------------------
 
-    def choose_active(self) -> tuple[Tensor, float] | None:
+    def choose_active(self, advantage: float = 1.0) -> tuple[Tensor, float] | None:
         """Slots of B whose flag must change for A to be the largest of B, and the least magnitude in A then.
 
-        None if a value is not finite.
+        Magnitudes of what is in A now are multiplied by `advantage`. None if a value is not finite.
         """
-        return self._within.choose(self.values.detach(), self.active, self.counts.forward)
+        values = favoured(self.values.detach(), self.active, advantage)
+        return self._within.choose(values, self.active, self.counts.forward)
 
     def bound(self) -> float:
         """The largest magnitude in C, -inf without C. Found once after each exchange: C does not move."""

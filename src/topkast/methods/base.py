@@ -67,6 +67,11 @@ class Method(ABC):
         """
         return False
 
+    @property
+    def advantage(self) -> float:
+        """What the magnitudes of present members of A are multiplied by when sets are chosen."""
+        return 1.0
+
     @abstractmethod
     def choose(self, moment: Moment) -> Sets:
         """The sets of one weight, also the first ones."""

@@ -24,6 +24,7 @@ class Choice:
         exploration: How Top-KAST chooses B∖A: "magnitude" or "random".
         exploration_rate: Factor on the steps of Top-KAST's B∖A.
         exploration_warmup: Steps in which that factor rises from 0.
+        hysteresis: How many times as large as a member of Top-KAST's A a challenger must be.
         decay: λ of Top-KAST's penalty, if that is decoupled from the gradient.
         steps: Of the run, from which `begin` and `t_end` follow where they are not given.
     """
@@ -38,6 +39,7 @@ class Choice:
     exploration: str | None = None
     exploration_rate: float | None = None
     exploration_warmup: int | None = None
+    hysteresis: float | None = None
     decay: float | None = None
 
     def forward(self) -> float:
@@ -69,7 +71,7 @@ OPTIONS = tuple(f.name for f in fields(Choice) if f.name not in ("steps", "decay
 
 
 # What Top-KAST has under the same name, and no other method has.
-TOPKAST = ("exchange_every", "exploration", "exploration_rate", "exploration_warmup")
+TOPKAST = ("exchange_every", "exploration", "exploration_rate", "exploration_warmup", "hysteresis")
 
 
 def _topkast(c: Choice) -> Method:

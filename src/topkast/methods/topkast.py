@@ -55,6 +55,8 @@ class TopKAST(Method):
         decay: λ of the penalty, decoupled from the gradient as AdamW decouples weight decay. After each step
             θ ← θ - lr·λ·θ on A and θ ← θ - lr·(λ/D)·θ on B∖A, with the learning rate of the weight's group.
             It stands in place of ``λ * sparse.penalty()`` in the loss, whose gradient Adam normalises.
+        hysteresis: How many times as large as a member of A a challenger must be to take its place, at least
+            1. A and B are then the Top-K of s·|θ|, with s = hysteresis for present members of A, 1 elsewhere.
         scope: "layer": Top-K within each layer, as in the paper's experiments. "global": Top-K over all
             layers together, so that budgets move between them; each keeps at least one element.
     """
@@ -69,6 +71,7 @@ class TopKAST(Method):
     exploration_rate: float = 1.0
     exploration_warmup: int = 0
     decay: float = 0.0
+    hysteresis: float = 1.0
     scope: Literal["layer", "global"] = "layer"
 
     def __post_init__(self) -> None:
@@ -79,6 +82,7 @@ class TopKAST(Method):
         check_share("`exploration_rate`", self.exploration_rate)
         check_steps("`exploration_warmup`", self.exploration_warmup, at_least=0)
         check_amount("`decay`", self.decay)
+        check_amount("`hysteresis`", self.hysteresis, at_least=1)
         if self.exploration not in ("magnitude", "random"):
             raise ValueError(f"`exploration` must be 'magnitude' or 'random', got {self.exploration!r}")
         if self.scope not in ("layer", "global"):
@@ -137,6 +141,10 @@ class TopKAST(Method):
     @property
     def keeps_top(self) -> bool:
         return self.exploration == "magnitude"
+
+    @property
+    def advantage(self) -> float:
+        return self.hysteresis
 
     @property
     def has_penalty(self) -> bool:

@@ -109,6 +109,10 @@ class MethodOptions:
     exploration_warmup: int | None = option(
         int, None, "steps in which that factor rises from 0 (0; topkast)", least=0, metavar="N"
     )
+    hysteresis: float | None = option(
+        float, None, "how many times as large as one of A a challenger must be (1; topkast)",
+        least=1, metavar="F",
+    )  # fmt: skip
     distribution: str = option(str, "uniform", "uniform, er or erk", choices=("uniform", "er", "erk"))
     budget: str = option(
         str, "layers", "layers (sparsities are those of each) or model (of all parameters together)",
@@ -300,6 +304,7 @@ def _as_it_was(config: Config) -> Config:
         "exchange_every": every,
         "exploration_rate": 1.0,
         "exploration_warmup": 0,
+        "hysteresis": 1.0,
     }
     missing = {name: value for name, value in before.items() if getattr(options, name) is None}
     return config.with_values({"method": missing})
