@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import topkast
-from topkast.core.select import favoured, top_k, top_k_portable
+from topkast.core.select import top_k, top_k_portable
 
 
 def start(reservoir: Any = "stored", engine: str = "masked", **options: Any) -> tuple[Any, topkast.Handle]:
@@ -101,7 +101,7 @@ def test_a_is_the_top_k_of_what_counts_after_every_refresh(
         for weight, mask in zip(sparse.weights.values(), before, strict=True):
             assert int(weight.active.sum()) == weight.counts.forward
             if (step + 1) % clocks[0] == 0:
-                counts_for = favoured(weight.theta(), mask, hysteresis).flatten()
+                counts_for = torch.where(mask, weight.theta() * hysteresis, weight.theta()).flatten()
                 a = weight.indices[weight.active].long()
                 assert torch.equal(a, top_k_portable(counts_for, weight.counts.forward))
             if (step + 1) % clocks[1] == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from topkast.core.select import by_flag
 from topkast.core.weight import SparseWeight
 
 
@@ -23,9 +24,10 @@ def shorten_step_(weight: SparseWeight, before: Tensor, factor: float) -> None:
         factor: At least 0.
     """
     after = weight.values.detach()
-    # Not 0·(θ - θ_before): that is NaN where a step was infinite.
-    shortened = before if factor == 0 else before.lerp_(after, factor)
-    weight.values.copy_(torch.where(weight.active, after, shortened))
+    if factor == 0:  # not 0·(θ - θ_before), which is NaN where a step was infinite
+        weight.values.copy_(torch.where(weight.active, after, before))
+    else:
+        weight.values.copy_(before.lerp_(after, by_flag(weight.active, 1.0, factor, before)))
 
 
 @torch.no_grad()
@@ -34,5 +36,5 @@ def decay_(weight: SparseWeight, on_a: float, outside: float) -> None:
 
     θ ← θ - on_a·θ   on A,       θ ← θ - outside·θ   on B∖A
     """
-    kept = [weight.values.new_full((), max(0.0, 1.0 - share)) for share in (on_a, outside)]
-    weight.values.mul_(torch.where(weight.active, *kept))
+    inside, beyond = (max(0.0, 1.0 - share) for share in (on_a, outside))
+    weight.values.mul_(by_flag(weight.active, inside, beyond, weight.values))
