@@ -51,6 +51,9 @@ class Net(nn.Module):
 METHODS: dict[str, Callable[[], topkast.Method]] = {
     "TopKAST": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2, exchange_every=2),
     "TopKAST_two_clocks": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=1, exchange_every=4),
+    "TopKAST_under_adam": lambda: topkast.TopKAST(
+        0.8, 0.6, exchange_every=4, exploration_rate=0.5, exploration_warmup=3, decay=0.1, hysteresis=1.1
+    ),
     "TopKAST_random": lambda: topkast.TopKAST(
         0.8, 0.6, refresh_every=2, exchange_every=2, exploration="random"
     ),
