@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from statistics import NormalDist
 
 import pytest
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from topkast.core.initial import Initial, Normal, TruncatedNormal, Uniform
 from topkast.core.select import derive_key
-from topkast.kernels.stream import LARGEST, Stream
+from topkast.kernels.stream import LARGEST, Known, Stream
 
 _BITS = 2**64 - 1
 
@@ -196,3 +199,68 @@ def test_ranks_and_positions_outside_are_refused() -> None:
     for position in (-1, 10):
         with pytest.raises(ValueError, match="positions must lie in"):
             stream.look_up(torch.tensor([position]))
+
+
+def empty_lists() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    nothing = torch.empty(0, dtype=torch.int32), torch.empty(0)
+    return nothing, nothing
+
+
+@pytest.mark.parametrize(
+    ("cursor", "early", "message"),
+    [
+        (-1, [], "cursor must lie in"),
+        (101, [], "cursor must lie in"),
+        (5, [4], "early must be increasing ranks from the cursor on"),
+        (5, [7, 7], "early must be increasing"),
+        (5, [7, 100], "early must be increasing"),
+    ],
+)
+def test_ranks_that_cannot_be_known_are_refused(cursor: int, early: list[int], message: str) -> None:
+    stream = stream_of(100, 1, Normal(1.0), torch.float32)
+    known = Known(cursor, torch.tensor(early, dtype=torch.int64))
+    with pytest.raises(ValueError, match=message):
+        stream.largest(known, *empty_lists(), 3)
+    with pytest.raises(ValueError, match=message):
+        stream.enter(known, torch.tensor([3]), torch.tensor([-1]), torch.empty(0))
+
+
+def test_what_does_not_fit_the_stream_is_refused() -> None:
+    stream = stream_of(100, 1, Normal(1.0), torch.float32)
+    none_known = Known(0, torch.empty(0, dtype=torch.int64))
+    for k in (0, 101):
+        with pytest.raises(ValueError, match=r"k must lie in \[1, n\]"):
+            stream.largest(none_known, *empty_lists(), k)
+    for position, source in ((100, -1), (-1, -1), (3, 0), (3, -2)):
+        with pytest.raises(ValueError, match="out of range, or known"):
+            stream.enter(none_known, torch.tensor([position]), torch.tensor([source]), torch.empty(0))
+    # All is said to be known, but B has nothing.
+    with pytest.raises(RuntimeError, match="do not fit each other"):
+        stream.largest(Known(100, none_known.early), *empty_lists(), 3)
+
+
+_BITS_OF_A_STREAM = """
+import hashlib, torch
+from topkast.kernels.stream import Stream
+digest = hashlib.sha256()
+for numel in (1, 2, 3, 1000, 10**6 + 3, 10**9, 2**48):
+    stream = Stream(numel, 7, "normal", 0.02, 1.0, torch.float32)
+    positions = stream.positions(0, min(numel, 5000))
+    for tensor in (positions, *stream.look_up(positions)):
+        digest.update(tensor.numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_every_instruction_set_draws_the_same_bits() -> None:
+    found = {}
+    for isa in ("portable", "avx2", "avx512"):
+        command = [sys.executable, "-c", _BITS_OF_A_STREAM]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "TOPKAST_ISA": isa}, check=False
+        )
+        if "this CPU or build does not have" not in done.stderr:
+            assert done.returncode == 0, done.stderr
+            found[isa] = done.stdout
+    assert "portable" in found
+    assert len(set(found.values())) == 1
