@@ -46,6 +46,15 @@ def test_returned_over_time_counts(tmp_path: Path, capsys: pytest.CaptureFixture
     assert target.stat().st_size > 1000
 
 
+def test_two_clocks_are_timed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    target = tmp_path / "clocks.svg"
+    example = load("two_clocks")
+    example.main(argparse.Namespace(steps=3, lr=4e-3, plot=target))
+    assert capsys.readouterr().out.count("ms a step") == len(example.CLOCKS) + 1
+    assert target.stat().st_size > 1000
+
+
 @pytest.mark.slow  # two more processes; that only gradients are sent is tested in tests/distributed too
 def test_ddp_traffic_is_that_of_the_formulas(capfd: pytest.CaptureFixture[str]) -> None:
     subprocess.run([sys.executable, EXAMPLES / "ddp_traffic.py", "--model", "tiny"], check=True)

@@ -62,7 +62,7 @@ TEXT = Experiment(
     "layers sparse, in batches of 8 × 128 bytes. Sparse layers have larger learning rates than dense ones.",
     rows=tuple(_TEXT),
     claims=_claims(_TEXT),
-    figure="clocks",
+    figure="dots",
 )
 
 _IMAGES = [
@@ -78,5 +78,5 @@ IMAGES = Experiment(
     about=f"{_ABOUT} Each optimizer has the learning rate that suits the dense network.",
     rows=tuple(_IMAGES),
     claims=_claims(_IMAGES),
-    figure="clocks",
+    figure="dots",
 )

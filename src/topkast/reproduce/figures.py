@@ -245,42 +245,9 @@ def costs(findings: Findings) -> Any:
     return figure
 
 
-# Colour and marker by (refresh, exchange); None is the fixed mask.
-_BY_CLOCKS = {(1, 1): (ORANGE, "s"), (1, 100): (BLUE, "o"), (100, 100): (RED, "D"), None: (GREY, "x")}
-
-
-@styled
-def clocks(findings: Findings) -> Any:
-    """Quality against the time of a step, a panel for each sparsity: a point for each pair of clocks."""
-    forwards = sorted({recipe.forward for recipe, _ in findings.pairs() if recipe.forward is not None})
-    figure, axes = new_figure(height=3.2 * max(1, len(forwards)))
-    axes.remove()
-    for i, forward in enumerate(forwards):
-        part = figure.add_subplot(len(forwards), 1, i + 1)
-        named: set[Any] = set()
-        for recipe, found in findings.pairs():
-            if recipe.forward != forward:
-                continue
-            at = (recipe.refresh_steps or 1, recipe.exchange_steps) if recipe.method == "topkast" else None
-            name = "fixed mask" if at is None else f"refresh every {at[0]}, exchange every {at[1]}"
-            step = 1000 * found.first.seconds_per_step
-            _point(part, step, found, *_BY_CLOCKS[at], None if at in named else name)  # pyright: ignore
-            part.annotate(
-                found.name.rpartition(", ")[2], (step, found.mean), xytext=(5, 4),
-                textcoords="offset points", fontsize=7, color=GREY,
-            )  # fmt: skip
-            named.add(at)
-        part.set_title(f"{100 * forward:g} % forward sparsity", fontsize=9)
-        part.set_xlabel("time of a step, ms")
-        part.set_ylabel(_quality_label(findings))
-        if i == 0:
-            legend(figure, part)
-    return figure
-
-
 FIGURES: Mapping[str, Callable[[Findings], Any]] = {
     draw.__name__: draw
-    for draw in (flops, backward, high_sparsity, pairs, dots, mask_change, reservoir_use, costs, clocks)
+    for draw in (flops, backward, high_sparsity, pairs, dots, mask_change, reservoir_use, costs)
 }
 
 
