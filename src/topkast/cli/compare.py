@@ -16,9 +16,10 @@ from topkast.reproduce import contest
 from topkast.text import MISSING, duration, number, padded, size
 from topkast.train.config import TASKS
 
+CONTENDER = "METHOD[:FORWARD[/BACKWARD]][,OPTION=VALUE]"
 DEFAULT = ("dense", "static:0.9", "rigl:0.9", "topkast:0.9/0.8")
 # What the contenders and --seeds decide.
-_DECIDED = {"task", "method", "forward_sparsity", "backward_sparsity", "seed", "reference"}
+DECIDED = {"task", "method", "forward_sparsity", "backward_sparsity", "seed", "reference"}
 
 
 def add_parser(commands: Any) -> None:
@@ -26,8 +27,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "contenders",
         nargs="*",
-        metavar="METHOD[:FORWARD[/BACKWARD]]",
-        help=f"such as {' '.join(DEFAULT)}, which is the default",
+        metavar=CONTENDER,
+        help=f"such as {' '.join(DEFAULT)}, which is the default; OPTION is one of `train`",
     )
     parser.add_argument("--task", choices=TASKS, help="text (default) or images")
     parser.add_argument("--seeds", default="0", metavar="N,N", help="each contender runs with each (0)")
@@ -35,7 +36,7 @@ def add_parser(commands: Any) -> None:
     add_preset(parser)
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a comparison")
     parser.add_argument("--quiet", action="store_true", help="show nothing but the end")
-    add_options(parser, without=_DECIDED)
+    add_options(parser, without=DECIDED)
     parser.set_defaults(run=run)
 
 
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         contest.names(out)
     else:
         base = configuration(options)
-        configs = contest.plan(base, options.contenders or DEFAULT, _seeds(options.seeds))
+        configs = contest.plan(base, options.contenders or DEFAULT, parse_seeds(options.seeds))
         out = options.out or free_folder(f"compare-{base.data.task}")
         contest.create(out, configs)
     if (code := contest.go(out, quiet=options.quiet)) != 0:
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _seeds(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from topkast.cli import bench, compare, info, plan, reproduce, train, use
+from topkast.cli import bench, compare, info, plan, reproduce, train, tune, use
 from topkast.kernels.machine import keep_freed_memory
 from topkast.train import workers
 from topkast.train.session import Stopped
@@ -16,6 +16,7 @@ _COMMANDS = (
     train.add_parser,
     compare.add_parser,
     compare.add_report,
+    tune.add_parser,
     use.add_eval,
     use.add_generate,
     use.add_export,

@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from topkast.core.distribution import nearest
 from topkast.methods.named import METHODS
@@ -17,7 +18,8 @@ from topkast.reproduce.experiment import Experiment, Row
 from topkast.reproduce.farm import Place, run_all
 from topkast.reproduce.scales import Recipe
 from topkast.store.files import replace
-from topkast.train.config import Config
+from topkast.train.config import SECTIONS, Config, section_of
+from topkast.train.options import rules
 from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.session import Stopped
 
@@ -26,23 +28,43 @@ FORMAT = 1
 
 
 def contender(text: str) -> Row:
-    """From ``METHOD``, ``METHOD:FORWARD`` or ``METHOD:FORWARD/BACKWARD``, such as ``topkast:0.9/0.8``.
+    """From ``METHOD[:FORWARD[/BACKWARD]][,OPTION=VALUE…]``, such as ``topkast:0.9/0.8,hysteresis=2``.
 
     Raises:
         ValueError: It is none of these.
     """
-    method, _, sparsities = text.partition(":")
+    head, *more = text.split(",")
+    method, _, sparsities = head.partition(":")
     if method not in METHODS:
         raise ValueError(f"{text!r}: the method must be one of {nearest(method, METHODS)}")
     try:
         numbers = [float(part) for part in sparsities.split("/")] if sparsities else []
     except ValueError:
         numbers = []
-    if bool(sparsities) != bool(numbers) or len(numbers) > 2 or (":" in text and not numbers):
+    if bool(sparsities) != bool(numbers) or len(numbers) > 2 or (":" in head and not numbers):
         raise ValueError(f"{text!r} must be like topkast:0.9/0.8, rigl:0.9 or dense")
     forward, backward = [*numbers, None, None][:2]
-    recipe = Recipe(method=method, forward=forward, backward=backward)
-    return Row("-".join([method, *(f"{number:g}" for number in numbers)]), recipe)
+    options = tuple(_option(text, part) for part in more)
+    recipe = Recipe(method=method, forward=forward, backward=backward, options=options)
+    words = [method, *(f"{number:g}" for number in numbers), *(f"{name}={value}" for name, value in options)]
+    return Row("-".join(words), recipe)
+
+
+# What a contender says in another form, or what all of a contest must share.
+_NOT_ITS_OWN = ("task", "method", "forward_sparsity", "backward_sparsity", "seed", "reference")
+
+
+def _option(text: str, part: str) -> tuple[str, Any]:
+    """``NAME=VALUE`` of a contender, as its rule has it."""
+    name, equals, value = part.partition("=")
+    name = name.replace("-", "_")
+    if not equals or name in _NOT_ITS_OWN:
+        raise ValueError(f"{text!r}: what follows a comma must be OPTION=VALUE of `train`, got {part!r}")
+    try:
+        rule = rules(SECTIONS[section_of(name)])[name]
+        return name, rule.check(rule.parse(value))
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {name} {error}") from None
 
 
 def plan(base: Config, contenders: Iterable[str], seeds: Iterable[int]) -> dict[str, Config]:
@@ -53,21 +75,26 @@ def plan(base: Config, contenders: Iterable[str], seeds: Iterable[int]) -> dict[
     """
     experiment = Experiment(name="compare", rows=tuple(map(contender, contenders)))
     pairs = experiment.runs(seeds)
-    configs = {f"{row.label}-seed{seed}": _config(base, row.recipe, seed) for row, seed in pairs}
+    configs = {f"{row.label}-seed{seed}": run_config(base, row.recipe, seed) for row, seed in pairs}
     if len(configs) < len(pairs):
         raise ValueError("each contender and each seed can be given once only")
     if len(configs) < 2:
         raise ValueError(f"a comparison takes at least two runs, got {len(configs)}")
+    check(base, configs)
+    return configs
+
+
+def check(base: Config, configs: Mapping[str, Config]) -> None:
+    """Raises ValueError, with the name of the run, for settings that its method does not have."""
     task = make_task(base)
     for name, config in configs.items():
         try:
             make_method(resolve(config, task))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    return configs
 
 
-def _config(base: Config, recipe: Recipe, seed: int) -> Config:
+def run_config(base: Config, recipe: Recipe, seed: int) -> Config:
     """A recipe on a configuration that has all else."""
     method = dataclasses.replace(
         base.method,
@@ -77,7 +104,7 @@ def _config(base: Config, recipe: Recipe, seed: int) -> Config:
     )
     train = dataclasses.replace(base.train, seed=seed)
     run = dataclasses.replace(base.run, reference=("none",))
-    return dataclasses.replace(base, method=method, train=train, run=run)
+    return dataclasses.replace(base, method=method, train=train, run=run).with_values(recipe.values())
 
 
 def create(out: Path, configs: Mapping[str, Config]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from topkast.core.distribution import nearest
 from topkast.data.datasets import find_dataset
 from topkast.methods.named import METHODS
-from topkast.train.config import Config, preset_values
+from topkast.train.config import Config, preset_values, section_of
 
 Values = Mapping[str, Mapping[str, Any]]
 
@@ -82,13 +82,14 @@ class Scale:
         usual = base.train.steps
         assert usual is not None
         steps = round(usual * recipe.length)
-        return base.with_values(
+        told = base.with_values(
             {
                 "method": {**self._method(recipe, steps), **_penalty(recipe)},
                 "train": {"steps": steps, "seed": seed, **({} if recipe.lr is None else {"lr": recipe.lr})},
                 "run": _record(recipe, steps),
             }
         )
+        return told.with_values(recipe.values())
 
     def _method(self, recipe: Recipe, steps: int) -> dict[str, Any]:
         values = {
@@ -300,6 +301,7 @@ class Recipe:
         penalty_power: 2 for θ², 1 for |θ|.
         variant: Of the network or its training, as the scale describes it, such as "ends-dense".
         masks: Whether the masks of 5/32 of the run apart are compared.
+        options: More of the run's options, by name.
     """
 
     workload: Workload = "given"
@@ -317,6 +319,18 @@ class Recipe:
     penalty_power: int = 2
     variant: str = ""
     masks: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def values(self) -> dict[str, dict[str, Any]]:
+        """`options` by section.
+
+        Raises:
+            ValueError: There is no option of a name.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for name, value in self.options:
+            found.setdefault(section_of(name), {})[name] = value
+        return found
 
     def without_exploration(self) -> Recipe:
         """The same with B = A, if it is Top-KAST: a control, by which claims on exploration must fail."""

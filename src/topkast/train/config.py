@@ -256,8 +256,15 @@ _WAY_OUT = "put the file back from a copy, or start a new run: checkpoints do no
 
 
 def section_of(option_name: str) -> str:
-    """The section that has an option; names are unique over all of them."""
-    return next(name for name, section in SECTIONS.items() if option_name in rules(section))
+    """The section that has an option; names are unique over all of them.
+
+    Raises:
+        ValueError: None has.
+    """
+    known = {option: name for name, section in SECTIONS.items() for option in rules(section)}
+    if option_name not in known:
+        raise ValueError(f"{option_name!r} is not an option; there are {nearest(option_name, known)}")
+    return known[option_name]
 
 
 def read_config(path: Path, base: Config | None = None) -> Config:

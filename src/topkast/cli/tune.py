@@ -1,0 +1,69 @@
+"""`topkast tune`: the best learning rate of each way of training."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from topkast.cli.compare import CONTENDER, DECIDED, DEFAULT, parse_seeds
+from topkast.cli.flags import add_options, add_preset, configuration
+from topkast.extras import load_matplotlib
+from topkast.reproduce import tuning
+from topkast.text import padded
+from topkast.train.config import TASKS
+from topkast.train.resolve import make_task
+from topkast.train.session import Stopped
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("tune", help="find the best learning rate of each method")
+    parser.add_argument(
+        "contenders",
+        nargs="*",
+        metavar=CONTENDER,
+        help=f"such as {' '.join(DEFAULT)}, which is the default; OPTION is one of `train`",
+    )
+    parser.add_argument("--task", choices=TASKS, help="text (default) or images")
+    parser.add_argument(
+        "--factor", type=float, default=2.0, metavar="F", help="from one rate to the next (2)"
+    )
+    parser.add_argument("--most", type=int, default=7, metavar="N", help="rates of a contender, at most (7)")
+    parser.add_argument(
+        "--seeds", default="0", metavar="N,N", help="the first one searches, all are run at the best rate (0)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (1)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/tune"),
+        metavar="FOLDER",
+        help="of runs and results; what is there is not run again (runs/tune)",
+    )
+    add_preset(parser)
+    add_options(parser, without=DECIDED)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    load_matplotlib()  # says what to install before anything is trained
+    if options.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {options.jobs}")
+    base = configuration(options)
+    first = make_task(base).lr if base.train.lr is None else base.train.lr
+    seeds = parse_seeds(options.seeds)
+    search = tuning.Search(base, first, options.factor, options.most, seeds, options.out)
+    tuned, harvest = tuning.tune(
+        search, options.contenders or DEFAULT, jobs=options.jobs, say=partial(print, flush=True)
+    )
+    if harvest.exit_code != 0:
+        print("stopped, with checkpoints; the same command goes on")
+        return harvest.exit_code
+    for row in tuning.table(search, tuned):
+        print(padded(row, (34, 10, 18, 18, 24), gap=" ").rstrip())
+    print(f"figure: {tuning.write(search, tuned)}; numbers: {options.out / tuning.RESULT}")
+    if harvest.failed:
+        label, why = next(iter(harvest.failed.items()))
+        raise Stopped(f"{len(harvest.failed)} runs failed, {label} first: {why}; they count as worst")
+    return 0
