@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import topkast
+from topkast.train.workers import leave
 
 Check = Callable[[int, Path], None]
 CHECKS: dict[str, Check] = {}
@@ -457,3 +458,4 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    leave(0)  # as a rank of `topkast train` does, and for its reason
