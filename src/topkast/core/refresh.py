@@ -48,7 +48,8 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     Returns:
         How slots moved, for whatever else is kept by slot.
     """
-    num_entering = int(torch.count_nonzero(locate(weight.indices, sets.indices) < 0))
+    source = locate(weight.indices, sets.indices)
+    num_entering = int(torch.count_nonzero(source < 0))
     if num_entering == 0 and sets.indices.numel() == weight.indices.numel():
         return _change_a(weight, sets.active, explored=explored)
     weight.forget_plan()
@@ -56,7 +57,8 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
     before = weight.values.numel()
     # Of a large weight every list as long as B counts: they are dropped as soon as they can be, and how slots
     # move is found out again at the end.
-    was_active, leaving = _note_history(weight, sets)
+    was_active, leaving = _note_history(weight, sets, source)
+    del source
     left, left_values = gather(weight.indices, leaving), gather(weight.values, leaving)
     del leaving
     _make_room(weight)
@@ -96,20 +98,18 @@ def _entering(weight: SparseWeight, sets: Sets) -> Tensor:
     return gather(sets.indices, absent(sets.indices, weight.indices))
 
 
-def _note_history(weight: SparseWeight, sets: Sets) -> tuple[Tensor, Tensor]:
-    """Notes what enters A and leaves it, before anything moves.
+def _note_history(weight: SparseWeight, sets: Sets, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Notes what enters A and leaves it, before anything moves; `source` says where slots come from.
 
     Returns:
         By new slot, whether its element was in A; and the old slots whose elements leave B.
     """
-    source = locate(weight.indices, sets.indices)
     was_active = gather(weight.active, source, False)
     leaving = absent(weight.indices, sets.indices)
     num_left = int(torch.count_nonzero(gather(weight.active, leaving)))
     weight.changed.fill_(int(torch.count_nonzero(sets.active ^ was_active)) + num_left)
     noted = weight.noted_active()
     was_noted = was_active if noted is weight.active else gather(noted, source, False)
-    del source
     dtype = weight.indices.dtype
     retired = gather(weight.indices, leaving)[gather(noted, leaving)]
     left_a = union(sets.indices[was_noted & ~sets.active].to(dtype), retired)

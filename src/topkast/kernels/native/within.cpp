@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kChunk = 1 << 15;  // numbers that a thread takes at a time
 constexpr int64_t kPiece = 1 << 12;  // numbers that are scanned at a time
-// A band has at least this relative width, and is made narrower while it holds more than one number in so many.
+// A band has at least this relative width. If it would hold more than one number in so many, it is made from a sample.
 constexpr double kLeastWidth = 1.0 / 4096, kMostWidth = 0.25;
 constexpr int64_t kEnough = 32;
 
@@ -116,17 +116,28 @@ bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k
   using K = typename Key<T>::type;
   changed_.clear();
   if (k <= 0 || k >= n) return choose_all(values, active, n, k > 0);
-  const Band<K> band = width_ > 0 ? around<T>(threshold_, width_) : band_around(values, n, k, num_threads);
+  // Where the penalty shrinks all of B alike, the threshold moves by as much at every step: it is looked for there.
+  const double expected = threshold_ * (1 + drift_);
+  Band<K> band = width_ > 0 ? around<T>(expected, width_) : band_around(values, n, k, num_threads);
   Look<T> found(values, active, n, band, num_threads);
   if (!found.is_finite) return false;
+  if (!found.has_rank(k) && width_ > 0) {
+    band = band_around(values, n, k, num_threads);
+    found = Look<T>(values, active, n, band, num_threads);
+  }
   if (!found.has_rank(k)) {
-    width_ = std::min(kMostWidth, 4 * width_);
-    found = Look<T>(values, active, n, sure_band(values, n, k, num_threads), num_threads);
+    band = sure_band(values, n, k, num_threads);
+    found = Look<T>(values, active, n, band, num_threads);
   }
   const K threshold = found.threshold(k);
-  const double now = magnitude_of<T>(threshold), step = threshold_ > 0 ? std::abs(now / threshold_ - 1) : 0;
-  const bool is_wide = found.inside > n / kEnough;
-  width_ = std::max({kLeastWidth, std::min(kMostWidth, 2 * step), is_wide ? width_ / 2 : width_ * 0.7});
+  const double now = magnitude_of<T>(threshold);
+  const double missed = expected > 0 ? std::abs(now / expected - 1) : 0;
+  drift_ = threshold_ > 0 ? std::clamp(now / threshold_ - 1, -kMostWidth, kMostWidth) : 0;
+  // Twice the last miss, unless that would hold too many: magnitudes of B may all be close to each other.
+  const double held = (magnitude_of<T>(band.high) - magnitude_of<T>(band.low)) / std::max(now, 1e-300);
+  const double per_width = static_cast<double>(found.inside) / std::max(held, 1e-12);
+  width_ = std::max({kLeastWidth, std::min(kMostWidth, 2 * missed), width_ * 0.7});
+  if (2 * width_ * per_width > static_cast<double>(n / kEnough)) width_ = 0;
   threshold_ = now;
 
   int64_t ties = k - found.above;  // of the keys that equal the threshold, the first so many
@@ -148,7 +159,7 @@ bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k
 template <typename T>
 bool Within::choose_all(const T* values, const uint8_t* active, int64_t n, bool takes) {
   threshold_ = std::numeric_limits<double>::infinity();
-  width_ = 0;
+  width_ = drift_ = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (!std::isfinite(values[i])) return false;
     if (takes) threshold_ = std::min(threshold_, static_cast<double>(std::abs(values[i])));

@@ -25,7 +25,8 @@ class Within {
   bool choose_all(const T* values, const uint8_t* active, int64_t n, bool takes);
 
   double threshold_ = 0;
-  double width_ = 0;  // of the band around it, relative; 0 before the first choice
+  double drift_ = 0;  // how far it moved at the last choice, relative
+  double width_ = 0;  // of the band around where it is expected, relative; 0 to take a sample
   std::vector<int64_t> changed_;
 };
 
