@@ -16,7 +16,7 @@ from topkast.reproduce import contest
 from topkast.text import MISSING, duration, number, padded, size
 from topkast.train.config import TASKS
 
-CONTENDER = "METHOD[:FORWARD[/BACKWARD]][,OPTION=VALUE]"
+_CONTENDER = "METHOD[:FORWARD[/BACKWARD]][,OPTION=VALUE]"
 DEFAULT = ("dense", "static:0.9", "rigl:0.9", "topkast:0.9/0.8")
 # What the contenders and --seeds decide.
 DECIDED = {"task", "method", "forward_sparsity", "backward_sparsity", "seed", "reference"}
@@ -24,13 +24,7 @@ DECIDED = {"task", "method", "forward_sparsity", "backward_sparsity", "seed", "r
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("compare", help="train in several ways and compare")
-    parser.add_argument(
-        "contenders",
-        nargs="*",
-        metavar=CONTENDER,
-        help=f"such as {' '.join(DEFAULT)}, which is the default; OPTION is one of `train`",
-    )
-    parser.add_argument("--task", choices=TASKS, help="text (default) or images")
+    add_contenders(parser)
     parser.add_argument("--seeds", default="0", metavar="N,N", help="each contender runs with each (0)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of all runs and the page (runs/…)")
     add_preset(parser)
@@ -38,6 +32,17 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="show nothing but the end")
     add_options(parser, without=DECIDED)
     parser.set_defaults(run=run)
+
+
+def add_contenders(parser: argparse.ArgumentParser) -> None:
+    """Adds what is trained, and on which task."""
+    parser.add_argument(
+        "contenders",
+        nargs="*",
+        metavar=_CONTENDER,
+        help=f"such as {' '.join(DEFAULT)}, which is the default; OPTION is one of `train`",
+    )
+    parser.add_argument("--task", choices=TASKS, help="text (default) or images")
 
 
 def run(options: argparse.Namespace) -> int:

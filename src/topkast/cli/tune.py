@@ -7,25 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from topkast.cli.compare import CONTENDER, DECIDED, DEFAULT, parse_seeds
+from topkast.cli.compare import DECIDED, DEFAULT, add_contenders, parse_seeds
 from topkast.cli.flags import add_options, add_preset, configuration
 from topkast.extras import load_matplotlib
 from topkast.reproduce import tuning
 from topkast.text import padded
-from topkast.train.config import TASKS
 from topkast.train.resolve import make_task
 from topkast.train.session import Stopped
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("tune", help="find the best learning rate of each method")
-    parser.add_argument(
-        "contenders",
-        nargs="*",
-        metavar=CONTENDER,
-        help=f"such as {' '.join(DEFAULT)}, which is the default; OPTION is one of `train`",
-    )
-    parser.add_argument("--task", choices=TASKS, help="text (default) or images")
+    add_contenders(parser)
     parser.add_argument(
         "--factor", type=float, default=2.0, metavar="F", help="from one rate to the next (2)"
     )
