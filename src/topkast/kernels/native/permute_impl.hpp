@@ -1,9 +1,7 @@
 // One pass of the Feistel network of a Permutation over many numbers at once, for one instruction set.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "stream.hpp"
 
@@ -41,10 +39,10 @@ inline void divide_lanes(const int64_t* x, int64_t b, int64_t* quotient, int64_t
   for (int i = 0; i < kTogether; ++i) {
     const uint64_t bits = static_cast<uint64_t>(x[i]) | bits_of_2_52;
     double number;
-    std::memcpy(&number, &bits, sizeof number);
+    __builtin_memcpy(&number, &bits, sizeof number);
     const double shifted = (number - two_52) * inverse + two_52;  // rounds to a whole number
     uint64_t whole;
-    std::memcpy(&whole, &shifted, sizeof whole);
+    __builtin_memcpy(&whole, &shifted, sizeof whole);
     int64_t q = static_cast<int64_t>(whole & 0xfffffffffffffu);
     int64_t r = x[i] - q * b;
     const int64_t less = r < 0 ? 1 : 0;
@@ -80,14 +78,15 @@ void network(const Rounds& rounds, int64_t* x) {
   for (int i = 0; i < kTogether; ++i) x[i] = left[i] * b + right[i];
 }
 
-// See `Kernels::permute`.
+// See `Kernels::permute`. No function of the standard library: the linker may keep this file's copy of a template for
+// all others, and with it instructions that not every CPU has.
 inline void permute(const Rounds& rounds, bool inverse, int64_t* x, int64_t count) {
   for (int64_t first = 0; first < count; first += kTogether) {
-    const int64_t num = std::min<int64_t>(kTogether, count - first);
+    const int64_t num = count - first < kTogether ? count - first : kTogether;
     int64_t lanes[kTogether] = {};
-    std::copy(x + first, x + first + num, lanes);
+    for (int64_t i = 0; i < num; ++i) lanes[i] = x[first + i];
     inverse ? network<true>(rounds, lanes) : network<false>(rounds, lanes);
-    std::copy(lanes, lanes + num, x + first);
+    for (int64_t i = 0; i < num; ++i) x[first + i] = lanes[i];
   }
 }
 
