@@ -12,8 +12,10 @@ from topkast.cli.flags import add_options, add_preset, check_resumed, configurat
 from topkast.core.ranks import Ranks
 from topkast.extras import load_matplotlib
 from topkast.report import write_report
+from topkast.report.summary import quality_at, shortest
 from topkast.store.record import read_run
 from topkast.store.run import Run
+from topkast.text import duration
 from topkast.train import job, workers
 from topkast.train.config import TASKS
 from topkast.train.display import Display, make_display
@@ -80,23 +82,33 @@ def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
 
 
 def _summary(run: Run) -> str:
-    """Network and references, a row each."""
+    """Network and references, a row each: at equal steps and at equal time."""
     held = math.nan if run.bytes is None else run.bytes.sparse
-    rows = [(run.name, run.last.quality, run.parameters["used"], run.seconds_per_step, held)]
+    rows = [(run.name, run.last.quality, run.points, run.parameters["used"], run.seconds_per_step, held)]
     rows += [
-        (other.name, other.quality, other.parameters, other.seconds_per_step, other.bytes)
+        (other.name, other.quality, other.points, other.parameters, other.seconds_per_step, other.bytes)
         for other in run.references.values()
     ]
-    name = run.quality_name
-    lines = ["", f"{'':22}  {name:>13}  {'parameters':>12}  {'ms per step':>11}  {'MB':>7}"]
-    for label, quality, parameters, seconds, num_bytes in rows:
+    time = shortest([points for _, _, points, *_ in rows])
+    name, width = run.quality_name, max(22, *(len(row[0]) for row in rows))
+    at_time = f"after {duration(time)}"
+    heads = f"{name:>13}  {at_time:>13}  {'parameters':>12}  {'ms per step':>11}  {'MB':>7}"
+    lines = ["", f"{'':{width}}  {heads}"]
+    for label, quality, points, parameters, seconds, num_bytes in rows:
         size = "" if math.isnan(num_bytes) else f"{num_bytes / 1e6:.2f}"
-        shown = "not finite" if math.isnan(quality) else f"{quality:.3f}"
-        lines.append(f"{label:22}  {shown:>13}  {parameters:12,.0f}  {1000 * seconds:11.1f}  {size:>7}")
+        at_end, then = _shown(quality), _shown(quality_at(points, time))
+        figures = f"{at_end:>13}  {then:>13}  {parameters:12,.0f}  {1000 * seconds:11.1f}  {size:>7}"
+        lines.append(f"{label:{width}}  {figures}")
     better = "higher" if run.higher_is_better else "lower"
-    note = f"({name} on held-out data, {better} is better; parameters in use; MB of all that is trained)"
-    lines += textwrap.wrap(note, 80)
-    return "\n".join(lines)
+    note = (
+        f"({name} on held-out data, {better} is better, at the end of all steps and after the time that the "
+        "fastest took for them; parameters in use; MB of all that is trained)"
+    )
+    return "\n".join([*lines, *textwrap.wrap(note, 80)])
+
+
+def _shown(quality: float) -> str:
+    return "not finite" if math.isnan(quality) else f"{quality:.3f}"
 
 
 def _report(run: Run) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from topkast.store.run import Reference, Run
+from topkast.store.run import Progress, Reference, Run
 from topkast.text import (
     MISSING,
     bare,
@@ -34,6 +36,23 @@ class Tile:
 
 def dense_reference(run: Run) -> Reference | None:
     return next((r for r in run.references.values() if r.is_dense), None)
+
+
+def shortest(curves: Iterable[Sequence[Progress]]) -> float:
+    """Seconds that the fastest of several took; NaN if none has begun."""
+    return min((points[-1].seconds for points in curves if points), default=math.nan)
+
+
+def quality_at(points: Sequence[Progress], seconds: float) -> float:
+    """Held-out quality after so much training time, on the line between two evaluations.
+
+    NaN before the first one; the last one's after the end.
+    """
+    for before, after in pairwise(points):
+        if before.seconds <= seconds < after.seconds:
+            share = (seconds - before.seconds) / (after.seconds - before.seconds)
+            return before.quality + share * (after.quality - before.quality)
+    return points[-1].quality if points and seconds >= points[-1].seconds else math.nan
 
 
 def is_finished(run: Run) -> bool:

@@ -190,8 +190,9 @@ class RunOptions:
     """What is kept and shown."""
 
     reference: tuple[str, ...] = option(
-        str, ("static", "dense"), "trained beside it: static, dense, or none", many=True,
-        choices=("static", "dense", "none"), metavar="LIST",
+        str, ("static", "dense", "small"),
+        "trained beside it: static, dense, small (dense with as many parameters), or none", many=True,
+        choices=("static", "dense", "small", "none"), metavar="LIST",
     )  # fmt: skip
     evaluate_every: int | None = option(int, None, "steps between evaluations (50)", least=1, metavar="N")
     checkpoint_every: int | None = option(int, None, "steps between checkpoints (100)", least=1, metavar="N")

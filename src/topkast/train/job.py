@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,8 +14,8 @@ from topkast.core.ranks import Ranks
 from topkast.cost.forecast import why_alone
 from topkast.data.batches import Share
 from topkast.methods.base import Method
-from topkast.methods.named import METHODS, OPTIONS, title_of
-from topkast.train import trained
+from topkast.methods.named import METHODS, title_of
+from topkast.train import events, references, trained
 from topkast.train.config import Config, read_run_config
 from topkast.train.display import Display, summary_writer
 from topkast.train.folder import RunFolder, differences, environment
@@ -144,11 +143,10 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
         if not session.run(interrupt, deadline):
             return Outcome(path, False, interrupt.exit_code)
         session.end()
-        for name in _references(config):
+        for name in references.names(config):
             if name in session.standing.references:
                 continue
-            trainer = _build(_reference(config, name), session.trainer.task, session.trainer.ranks)
-            beside = Session(trainer, _name(trainer), display)
+            beside = _beside(session, name, display)
             if not beside.run(interrupt, deadline):
                 return Outcome(path, False, interrupt.exit_code)
             if session.folder is not None:
@@ -158,17 +156,13 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
     return Outcome(path, True, 0)
 
 
-def _references(config: Config) -> list[str]:
-    wanted = [] if "none" in config.run.reference else list(config.run.reference)
-    return [name for name in wanted if name != config.method.method]
-
-
-def _reference(config: Config, name: str) -> Config:
-    """The same run, dense or with a fixed random mask."""
-    takes = METHODS[name].takes
-    options = {option: getattr(config.method, option) if option in takes else None for option in OPTIONS}
-    method = dataclasses.replace(config.method, method=name, **options)
-    return dataclasses.replace(config, method=method)
+def _beside(session: Session, name: str, display: Display) -> Session:
+    """The session of a reference."""
+    trainer = session.trainer
+    used = round(events.num_parameters(trainer)["used"])
+    config, task = references.reference(trainer.config, trainer.task, name, used)
+    other = _build(config, task, trainer.ranks)
+    return Session(other, references.title(name) or _name(other), display)
 
 
 def _name(trainer: Trainer) -> str:
