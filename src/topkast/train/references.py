@@ -99,9 +99,9 @@ def _with_width(task: Task, widths: dict[str, Any], share: float) -> Task:
     narrow = copy.copy(task)
     for name, size in widths.items():
         if name == "hidden":
-            narrow.__dict__[name] = tuple(max(1, round(share * one)) for one in size)
+            vars(narrow)[name] = tuple(max(1, round(share * one)) for one in size)
         elif name != "heads":
-            narrow.__dict__[name] = max(1, round(share * size))
+            vars(narrow)[name] = max(1, round(share * size))
     return narrow
 
 
