@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import topkast
-from topkast.core.select import Within, top_k, top_k_portable, within_portable
+from topkast.core.select import Within, favoured, top_k, top_k_portable, within_portable
 from topkast.kernels import native
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.plan import ActiveChange, Plan
@@ -36,32 +36,34 @@ def flags(numbers: torch.Tensor, k: int) -> torch.Tensor:
     st.integers(0, 2**32),
 )
 def test_the_choice_is_that_of_the_twin(dtype: torch.dtype, numbers: list[float], k: int, seed: int) -> None:
-    """Among many ties, with any flags before, and after a choice from other numbers."""
+    """Among many ties, with any flags before, after a choice from other numbers, and with A favoured."""
     generator = torch.Generator().manual_seed(seed)
     values, k = torch.tensor(numbers, dtype=dtype), min(k, len(numbers))
     active = torch.rand(len(numbers), generator=generator) < 0.5
     within = Within()
-    for scale in (1.0, 0.9, 1.3):
-        found = within.choose(values * scale, active, k)
-        expected = within_portable(values * scale, active, k)
+    for scale, favour in ((1.0, 1.0), (0.9, 1.0), (1.3, 1.7), (1.3, 2.0), (1.2, 2.0)):
+        found = within.choose(values * scale, active, k, favour)
+        expected = within_portable(favoured(values * scale, active, favour), active, k)
         assert found is not None
         assert expected is not None
         assert torch.equal(found[0], expected[0])
         assert found[1] == expected[1]
 
 
+@pytest.mark.parametrize("favour", [1.0, 1.9])
 @pytest.mark.parametrize("n", [10, 63, 64, 65, 4096, 5000, 40_000, 200_001])
-def test_the_choice_follows_numbers_that_move(n: int) -> None:
+def test_the_choice_follows_numbers_that_move(n: int, favour: float) -> None:
     torch.manual_seed(0)
     values, k, within = torch.randn(n), n // 3, Within()
     active = flags(values, k)
     for step in range(12):
         values = values + torch.randn(n) * (0.5 if step == 6 else 0.01)  # once by far more than before
-        found = within.choose(values, active, k)
+        compared = favoured(values, active, favour)
+        found = within.choose(values, active, k, favour)
         assert found is not None
         active[found[0]] = ~active[found[0]]
-        assert torch.equal(active, flags(values, k))
-        assert found[1] == float(values[active].abs().min())
+        assert torch.equal(active, flags(compared, k))
+        assert found[1] == float(compared[active].abs().min())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

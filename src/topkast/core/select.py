@@ -76,18 +76,22 @@ class Within:
     def __init__(self) -> None:
         self._native: passes.Within | None = None
 
-    def choose(self, values: Tensor, active: Tensor, k: int) -> tuple[Tensor, float] | None:
+    def choose(
+        self, values: Tensor, active: Tensor, k: int, favour: float = 1.0
+    ) -> tuple[Tensor, float] | None:
         """Compares the `k` largest magnitudes, ties to the smaller slot, with the flags in `active`.
+
+        Magnitudes of what is active count `favour` times, as `favoured` has them.
 
         Returns:
             The slots whose flag is not what it should be (int64, increasing), and the k-th largest magnitude;
             None if a number is not finite.
         """
         if not (passes.can_select(values) and active.is_cpu):
-            return within_portable(values, active, k)
+            return within_portable(favoured(values.detach(), active, favour), active, k)
         if self._native is None:
             self._native = passes.Within()
-        return self._native.choose(values, active, k)
+        return self._native.choose(values, active, k, favour)
 
 
 def within_portable(values: Tensor, active: Tensor, k: int) -> tuple[Tensor, float] | None:

@@ -264,8 +264,7 @@ class SparseWeight(NotATensor):
 
         Magnitudes of what is in A now are multiplied by `advantage`. None if a value is not finite.
         """
-        values = favoured(self.values.detach(), self.active, advantage)
-        return self._within.choose(values, self.active, self.counts.forward)
+        return self._within.choose(self.values.detach(), self.active, self.counts.forward, advantage)
 
     def bound(self) -> float:
         """The largest magnitude in C, -inf without C. Found once after each exchange: C does not move."""

@@ -54,11 +54,11 @@ class Within:
         assert _native is not None  # `can_select` was asked
         self._core = _native.Within()
 
-    def choose(self, values: Tensor, active: Tensor, k: int) -> tuple[Tensor, float] | None:
+    def choose(self, values: Tensor, active: Tensor, k: int, favour: float) -> tuple[Tensor, float] | None:
         values, active = values.detach().contiguous(), active.contiguous()
         choose = self._core.choose_float if values.dtype == torch.float32 else self._core.choose_double
         n = values.numel()
-        if not choose(values.data_ptr(), active.data_ptr(), n, k, threads_for(n)):
+        if not choose(values.data_ptr(), active.data_ptr(), n, k, favour, threads_for(n)):
             return None
         changed = torch.empty(self._core.num_changed, dtype=torch.int64)
         if changed.numel():

@@ -93,10 +93,12 @@ void update_table(Table& table, Address slots, Address enters, int64_t count) {
 }
 
 template <typename T>
-bool choose_within(Within& within, Address values, Address active, int64_t n, int64_t k, int num_threads) {
+bool choose_within(Within& within, Address values, Address active, int64_t n, int64_t k, double favour,
+                   int num_threads) {
   if (n < 0) throw std::invalid_argument("a size must not be negative");
+  if (!(favour >= 1)) throw std::invalid_argument("what is in A must not count less than what is not");
   return within.choose(checked<const T>("values", values, n, n), checked<const uint8_t>("active", active, n, n), n, k,
-                       checked_threads(num_threads));
+                       favour, checked_threads(num_threads));
 }
 
 void write_changed(const Within& within, Address slots, int64_t count) {

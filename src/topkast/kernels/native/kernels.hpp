@@ -60,8 +60,8 @@ struct Kernels {
   void (*conv_weight_grad)(const Samples& samples, const Conv& geometry, const T* x, const T* dy, T* dvalues,
                            int num_threads);
   // Compares magnitudes with a band, 64 to a word of marks, and with their flags. A bit is set where the number is
-  // within the band, or is above it and not active, or below it and active.
-  ScanResult (*scan)(const T* values, const uint8_t* active, int64_t n, Band<typename Key<T>::type> band,
+  // within the band, or is above it and not active, or below it and active. Active ones count `favour` times.
+  ScanResult (*scan)(const T* values, const uint8_t* active, int64_t n, Band<typename Key<T>::type> band, T favour,
                      uint64_t* marks);
   // One pass of the network of a Permutation, or of its inverse, over numbers below a * b, in place.
   void (*permute)(const Rounds& rounds, bool inverse, int64_t* x, int64_t count);

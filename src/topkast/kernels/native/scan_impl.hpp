@@ -12,18 +12,20 @@ struct Bits {
   uint32_t marked;  // within the band, or with a flag that is wrong
 };
 
-// `Lanes` numbers at a time; `most` is the largest key so far.
+// `lanes` numbers at a time, those with a flag times `favour`; `most` is the largest key so far.
 template <typename T>
 struct Scanner {
   using K = typename Key<T>::type;
   static constexpr int lanes = 1;
   const Band<K> band;
+  const T favour;
   K most = 0;
-  explicit Scanner(Band<K> band) : band(band) {}
+  Scanner(Band<K> band, T favour) : band(band), favour(favour) {}
 
   Bits look(const T* values, const uint8_t* active) {
+    const T value = *active ? *values * favour : *values;
     K key;
-    __builtin_memcpy(&key, values, sizeof key);
+    __builtin_memcpy(&key, &value, sizeof key);
     key &= ~(K(1) << (8 * sizeof(K) - 1));
     most = key > most ? key : most;
     const uint32_t above = key > band.high, inside = key >= band.low && key <= band.high;
@@ -37,16 +39,22 @@ template <>
 struct Scanner<float> {
   static constexpr int lanes = 16;
   const __m512i low, high, magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512 factor;
   __m512i most = _mm512_setzero_si512();
-  explicit Scanner(Band<uint32_t> band)
-      : low(_mm512_set1_epi32(int(band.low))), high(_mm512_set1_epi32(int(band.high))) {}
+  Scanner(Band<uint32_t> band, float favour)
+      : low(_mm512_set1_epi32(int(band.low))),
+        high(_mm512_set1_epi32(int(band.high))),
+        factor(_mm512_set1_ps(favour)) {}
 
   Bits look(const float* values, const uint8_t* active) {
-    const __m512i key = _mm512_and_epi32(_mm512_loadu_si512(values), magnitude);
-    most = _mm512_max_epu32(most, key);
     const __m512i flag = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(active)));
+    const __mmask16 is_active = _mm512_test_epi32_mask(flag, flag);
+    const __m512 value = _mm512_loadu_ps(values);
+    const __m512 favoured = _mm512_mask_mul_ps(value, is_active, value, factor);
+    const __m512i key = _mm512_and_epi32(_mm512_castps_si512(favoured), magnitude);
+    most = _mm512_max_epu32(most, key);
     const uint32_t above = _mm512_cmpgt_epu32_mask(key, high), least = _mm512_cmpge_epu32_mask(key, low);
-    return {above, (least & ~above) | (above ^ _mm512_test_epi32_mask(flag, flag))};
+    return {above, (least & ~above) | (above ^ is_active)};
   }
   bool is_finite() const { return uint32_t(_mm512_reduce_max_epu32(most)) < Key<float>::infinity; }
 };
@@ -55,18 +63,23 @@ template <>
 struct Scanner<float> {
   static constexpr int lanes = 8;
   const __m256i low, high, magnitude = _mm256_set1_epi32(0x7fffffff);  // keys are positive as signed integers
+  const __m256 factor;
   __m256i most = _mm256_setzero_si256();
-  explicit Scanner(Band<uint32_t> band)
-      : low(_mm256_set1_epi32(int(band.low))), high(_mm256_set1_epi32(int(band.high))) {}
+  Scanner(Band<uint32_t> band, float favour)
+      : low(_mm256_set1_epi32(int(band.low))),
+        high(_mm256_set1_epi32(int(band.high))),
+        factor(_mm256_set1_ps(favour)) {}
 
   static uint32_t bits(__m256i lanes) { return uint32_t(_mm256_movemask_ps(_mm256_castsi256_ps(lanes))); }
   Bits look(const float* values, const uint8_t* active) {
-    const __m256i key = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)), magnitude);
-    most = _mm256_max_epu32(most, key);
     const __m256i flag = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(active)));
+    const __m256i is_active = _mm256_cmpgt_epi32(flag, _mm256_setzero_si256());
+    const __m256 value = _mm256_loadu_ps(values);
+    const __m256 favoured = _mm256_blendv_ps(value, _mm256_mul_ps(value, factor), _mm256_castsi256_ps(is_active));
+    const __m256i key = _mm256_and_si256(_mm256_castps_si256(favoured), magnitude);
+    most = _mm256_max_epu32(most, key);
     const uint32_t above = bits(_mm256_cmpgt_epi32(key, high)), below = bits(_mm256_cmpgt_epi32(low, key));
-    const uint32_t is_active = bits(_mm256_cmpgt_epi32(flag, _mm256_setzero_si256()));
-    return {above, (~above & ~below & 0xffu) | (above ^ is_active)};
+    return {above, (~above & ~below & 0xffu) | (above ^ bits(is_active))};
   }
   bool is_finite() const {
     uint32_t lane[8];
@@ -80,9 +93,10 @@ struct Scanner<float> {
 
 // See `Kernels::scan`.
 template <typename T>
-ScanResult scan(const T* values, const uint8_t* active, int64_t n, Band<typename Key<T>::type> band, uint64_t* marks) {
+ScanResult scan(const T* values, const uint8_t* active, int64_t n, Band<typename Key<T>::type> band, T favour,
+                uint64_t* marks) {
   constexpr int lanes = Scanner<T>::lanes;
-  Scanner<T> scanner(band);
+  Scanner<T> scanner(band, favour);
   int64_t above = 0, i = 0;
   for (; i + 64 <= n; i += 64) {
     uint64_t word = 0;

@@ -48,18 +48,19 @@ double magnitude_of(typename Key<T>::type key) {
 }
 
 template <typename T>
-Chunk<T> look(const T* values, const uint8_t* active, int64_t first, int64_t last, Band<typename Key<T>::type> band) {
+Chunk<T> look(const T* values, const uint8_t* active, int64_t first, int64_t last, Band<typename Key<T>::type> band,
+              T favour) {
   Chunk<T> chunk;
   uint64_t marks[kPiece / 64];
   for (int64_t base = first; base < last; base += kPiece) {
     const int64_t count = std::min(kPiece, last - base);
-    const ScanResult result = kernels<T>().scan(values + base, active + base, count, band, marks);
+    const ScanResult result = kernels<T>().scan(values + base, active + base, count, band, favour, marks);
     chunk.above += result.above;
     chunk.is_finite &= result.is_finite;
     for (int64_t i = 0; i < count; i += 64)
       for (uint64_t word = marks[i / 64]; word; word &= word - 1) {
         const int64_t slot = base + i + __builtin_ctzll(word);
-        const auto key = key_of(values[slot]);
+        const auto key = key_of(active[slot] ? values[slot] * favour : values[slot]);
         if (key >= band.low && key <= band.high)
           chunk.inside.push_back({slot, key});
         else
@@ -76,12 +77,12 @@ struct Look {
   int64_t above = 0, inside = 0;
   bool is_finite = true;
 
-  Look(const T* values, const uint8_t* active, int64_t n, Band<K> band, int num_threads)
+  Look(const T* values, const uint8_t* active, int64_t n, Band<K> band, T favour, int num_threads)
       : chunks((n + kChunk - 1) / kChunk) {
     const int64_t count = static_cast<int64_t>(chunks.size());
 #pragma omp parallel for schedule(static) num_threads(num_threads)
     for (int64_t c = 0; c < count; ++c)
-      chunks[c] = look(values, active, c * kChunk, std::min(n, (c + 1) * kChunk), band);
+      chunks[c] = look(values, active, c * kChunk, std::min(n, (c + 1) * kChunk), band, favour);
     for (const Chunk<T>& chunk : chunks) {
       above += chunk.above;
       inside += static_cast<int64_t>(chunk.inside.size());
@@ -109,25 +110,50 @@ Band<typename Key<T>::type> around(double threshold, double width) {
           key_of(static_cast<T>(std::min(most, threshold * (1 + width))))};
 }
 
+// The numbers that are compared, where a sample of them is needed: as they are unless some are favoured.
+template <typename T>
+class Compared {
+ public:
+  Compared(const T* values, const uint8_t* active, int64_t n, T favour)
+      : values_(values), active_(active), n_(n), favour_(favour) {}
+  const T* numbers() {
+    if (favour_ == 1) return values_;
+    if (favoured_.empty()) {
+      favoured_.resize(n_);
+      for (int64_t i = 0; i < n_; ++i) favoured_[i] = active_[i] ? values_[i] * favour_ : values_[i];
+    }
+    return favoured_.data();
+  }
+
+ private:
+  const T* values_;
+  const uint8_t* active_;
+  int64_t n_;
+  T favour_;
+  std::vector<T> favoured_;
+};
+
 }  // namespace
 
 template <typename T>
-bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k, int num_threads) {
+bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k, double factor, int num_threads) {
   using K = typename Key<T>::type;
   changed_.clear();
-  if (k <= 0 || k >= n) return choose_all(values, active, n, k > 0);
+  const T favour = static_cast<T>(factor);
+  if (k <= 0 || k >= n) return choose_all(values, active, n, favour, k > 0);
+  Compared<T> compared(values, active, n, favour);
   // Where the penalty shrinks all of B alike, the threshold moves by as much at every step: it is looked for there.
   const double expected = threshold_ * (1 + drift_);
-  Band<K> band = width_ > 0 ? around<T>(expected, width_) : band_around(values, n, k, num_threads);
-  Look<T> found(values, active, n, band, num_threads);
+  Band<K> band = width_ > 0 ? around<T>(expected, width_) : band_around(compared.numbers(), n, k, num_threads);
+  Look<T> found(values, active, n, band, favour, num_threads);
   if (!found.is_finite) return false;
   if (!found.has_rank(k) && width_ > 0) {
-    band = band_around(values, n, k, num_threads);
-    found = Look<T>(values, active, n, band, num_threads);
+    band = band_around(compared.numbers(), n, k, num_threads);
+    found = Look<T>(values, active, n, band, favour, num_threads);
   }
   if (!found.has_rank(k)) {
-    band = sure_band(values, n, k, num_threads);
-    found = Look<T>(values, active, n, band, num_threads);
+    band = sure_band(compared.numbers(), n, k, num_threads);
+    found = Look<T>(values, active, n, band, favour, num_threads);
   }
   const K threshold = found.threshold(k);
   const double now = magnitude_of<T>(threshold);
@@ -157,18 +183,19 @@ bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k
 }
 
 template <typename T>
-bool Within::choose_all(const T* values, const uint8_t* active, int64_t n, bool takes) {
+bool Within::choose_all(const T* values, const uint8_t* active, int64_t n, T favour, bool takes) {
   threshold_ = std::numeric_limits<double>::infinity();
   width_ = drift_ = 0;
   for (int64_t i = 0; i < n; ++i) {
-    if (!std::isfinite(values[i])) return false;
-    if (takes) threshold_ = std::min(threshold_, static_cast<double>(std::abs(values[i])));
+    const T value = active[i] ? values[i] * favour : values[i];
+    if (!std::isfinite(value)) return false;
+    if (takes) threshold_ = std::min(threshold_, static_cast<double>(std::abs(value)));
     if ((active[i] != 0) != takes) changed_.push_back(i);
   }
   return true;
 }
 
-template bool Within::choose(const float*, const uint8_t*, int64_t, int64_t, int);
-template bool Within::choose(const double*, const uint8_t*, int64_t, int64_t, int);
+template bool Within::choose(const float*, const uint8_t*, int64_t, int64_t, double, int);
+template bool Within::choose(const double*, const uint8_t*, int64_t, int64_t, double, int);
 
 }  // namespace topkast

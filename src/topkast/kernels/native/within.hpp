@@ -10,10 +10,11 @@ namespace topkast {
 class Within {
  public:
   // Finds the k largest magnitudes of `values`, ties to the smaller slot, and compares them with the flags in `active`.
+  // Those with a flag count `factor` times, rounded to T.
   // False if a number is not finite: nothing was found then. Results do not depend on the number of threads, nor on
   // what was chosen before, which only makes it faster: the threshold is looked for around the last one.
   template <typename T>
-  bool choose(const T* values, const uint8_t* active, int64_t n, int64_t k, int num_threads);
+  bool choose(const T* values, const uint8_t* active, int64_t n, int64_t k, double factor, int num_threads);
 
   // The k-th largest magnitude, or the smallest if there are fewer; infinity if k is 0.
   double threshold() const { return threshold_; }
@@ -22,7 +23,7 @@ class Within {
 
  private:
   template <typename T>
-  bool choose_all(const T* values, const uint8_t* active, int64_t n, bool takes);
+  bool choose_all(const T* values, const uint8_t* active, int64_t n, T favour, bool takes);
 
   double threshold_ = 0;
   double drift_ = 0;  // how far it moved at the last choice, relative
