@@ -114,18 +114,24 @@ def run_both(
     explore_until: int | None = None,
     steps: int = STEPS,
     backward: float = 0.5,
+    forward: float = 0.8,
+    weak: float = 1.0,
     **options: Any,
 ) -> tuple[topkast.Handle, set[int], twin.Twin]:
     model_type, inputs, sparse_names = MODELS[model_name]
     model = model_type().double()
+    for name in sparse_names:  # the first output and the last input of each layer
+        weight = model.get_parameter(name).data
+        weight[0] *= weak
+        weight[:, -1] *= weak
     make, twin_optimizer = OPTIMIZERS[optimizer_name]
     options = {"explore_until": explore_until, **options}
     dense = twin.Twin(
-        copy.deepcopy(model), sparse_names, 0.8, backward, *clocks, twin_optimizer, 1e-3, **options,
+        copy.deepcopy(model), sparse_names, forward, backward, *clocks, twin_optimizer, 1e-3, **options,
         lr=make(model.parameters()).param_groups[0]["lr"],
     )  # fmt: skip
     refresh, exchange = clocks
-    method = topkast.TopKAST(0.8, backward, refresh_every=refresh, exchange_every=exchange, **options)
+    method = topkast.TopKAST(forward, backward, refresh_every=refresh, exchange_every=exchange, **options)
     sparse = topkast.sparsify(model, method, engine=engine)
     optimizer = sparse.attach(make(model.parameters()))
     data = batches(inputs)
@@ -183,6 +189,48 @@ def test_ending_exploration_equals_the_dense_twin(
     sparse, *_ = run_both("mlp", optimizer, engine, clocks, explore_until, steps=150)
     for stats in sparse.stats().values():
         assert stats.backward == stats.forward
+
+
+FLOORS: dict[str, dict[str, Any]] = {
+    "fan-in": {"min_fan_in": 2},
+    "fan-out": {"min_fan_out": 1},
+    "both, hysteresis": {"min_fan_in": 1, "min_fan_out": 1, "hysteresis": 1.3},
+    "fan-in (t)": {"min_fan_in": 2, "explore_until": 23},
+}
+_SETTINGS = (
+    ("mlp", "sgd-nesterov", (1, 7), 0.4),
+    ("mlp", "adamw", (1, 1), 0.5),
+    ("convnet", "adam", (5, 20), 0.4),
+    ("convnet", "sgd-nesterov", (1, 100), 0.62),
+)
+# Each of both once; all pairs take half a minute.
+_FLOORED = [
+    pytest.param(options, *setting, id=f"{name}-{setting}", marks=[] if i == j else [pytest.mark.slow])
+    for i, (name, options) in enumerate(FLOORS.items())
+    for j, setting in enumerate(_SETTINGS)
+]
+
+
+@pytest.mark.parametrize(("options", "model", "optimizer", "clocks", "backward"), _FLOORED)
+def test_floors_equal_the_dense_twin(
+    options: dict[str, Any],
+    model: str,
+    optimizer: str,
+    clocks: tuple[int, int],
+    backward: float,
+    engine: str,
+) -> None:
+    options = {"forward": 0.65, "backward": backward, "weak": 0.01, **options}
+    sparse, _, dense = run_both(model, optimizer, engine, clocks, steps=45, **options)
+    assert sum(stats.early_exchanges for stats in sparse.stats().values()) == dense.num_early
+    held_up = 0
+    for entry in dense.entries.values():
+        if entry.num_a:
+            a = entry.a.flatten(2).sum(2) if entry.a.ndim > 2 else entry.a
+            assert a.sum(1).min() >= dense.floors[0]
+            assert a.sum(0).min() >= dense.floors[1]
+            held_up += int((entry.a & ~twin.top_k(entry.theta, entry.num_a)).sum())
+    assert held_up  # else the floors had nothing to do
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -86,6 +86,23 @@ def top_k(theta: Tensor, k: int) -> Tensor:
     return mask.view(theta.shape)
 
 
+def kept(theta: Tensor, per_row: int, per_column: int) -> Tensor:
+    """The mask F: of each row (output) its largest |θ|, and of each column (input) likewise."""
+    mask = torch.zeros_like(theta, dtype=torch.bool)
+    for row in range(theta.shape[0]):
+        mask[row] |= top_k(theta[row], per_row)
+    for column in range(theta.shape[1]):
+        mask[:, column] |= top_k(theta[:, column], per_column)
+    return mask
+
+
+def floored(theta: Tensor, k: int, per_row: int, per_column: int) -> tuple[Tensor, Tensor]:
+    """F ∪ TopK of the others with k - |F|, as a mask, and F."""
+    f = kept(theta, per_row, per_column)
+    others = torch.where(f, -1.0, theta.abs()) + 1.0
+    return f | top_k(others, k - int(f.sum())), f
+
+
 @dataclass
 class Entry:
     """One dense parameter with its sets. Biases have A = B = everything and no penalty.
@@ -125,11 +142,14 @@ class Twin:
         exploration_warmup: int = 0,
         decay: float = 0.0,
         hysteresis: float = 1.0,
+        min_fan_in: int = 0,
+        min_fan_out: int = 0,
         lr: float = 0.0,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.exploration_rate, self.exploration_warmup = exploration_rate, exploration_warmup
         self.decay, self.hysteresis, self.lr = decay, hysteresis, lr
+        self.floors = (min_fan_in, min_fan_out)
         self.refresh_every, self.exchange_every = refresh_every, exchange_every
         self.strength, self.explore_until = strength, explore_until
         self.step_count = self.num_early = 0
@@ -157,10 +177,10 @@ class Twin:
                 self._refresh(entry)
 
     def _exchange(self, entry: Entry) -> None:
-        """A = TopK(s·θ, D), pool = TopK(s·θ, D+M)."""
+        """A = TopK(s·θ, D), pool = TopK(s·θ, D+M); with floors F ∪ TopK of the others, both."""
         size = self._size(entry)
-        entry.pool = top_k(size, entry.num_b)
-        self._take(entry, top_k(size, entry.num_a))
+        entry.pool, _ = floored(size, entry.num_b, *self.floors)
+        self._take(entry, floored(size, entry.num_a, *self.floors)[0])
 
     def _size(self, entry: Entry) -> Tensor:
         """s·|θ|: those in A count for more, once there is an A."""
@@ -168,10 +188,11 @@ class Twin:
         return torch.where(entry.a, self.hysteresis * size, size) if self.step_count else size
 
     def _refresh(self, entry: Entry) -> None:
-        """A = the largest of the pool; if one of C is as large as the least of A, an exchange instead."""
+        """A = the largest of the pool; if one of C is as large as the least of A∖F, an exchange instead."""
         size = self._size(entry)
-        a = top_k(torch.where(entry.pool, size, -1.0) + 1.0, entry.num_a)
-        if not entry.pool.all() and size[a].min() <= size[~entry.pool].max():
+        a, f = floored(torch.where(entry.pool, size, -1.0) + 1.0, entry.num_a, *self.floors)
+        free = size[a & ~f]
+        if not entry.pool.all() and free.numel() and free.min() <= size[~entry.pool].max():
             self.num_early += 1
             self._exchange(entry)
         else:

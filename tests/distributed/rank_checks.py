@@ -55,6 +55,7 @@ METHODS: dict[str, Callable[[], topkast.Method]] = {
     "TopKAST_under_adam": lambda: topkast.TopKAST(
         0.8, 0.6, exchange_every=4, exploration_rate=0.5, exploration_warmup=3, decay=0.1, hysteresis=1.1
     ),
+    "TopKAST_with_a_floor": lambda: topkast.TopKAST(0.8, 0.6, exchange_every=4, min_fan_in=2),
     "TopKAST_random": lambda: topkast.TopKAST(
         0.8, 0.6, refresh_every=2, exchange_every=2, exploration="random"
     ),

@@ -64,6 +64,13 @@ METHODS: dict[str, Callable[[], topkast.Method]] = {
     ),
     "TopKAST, decay": lambda: topkast.TopKAST(0.8, 0.6, exchange_every=4, decay=0.1, explore_until=11),
     "TopKAST, hysteresis": lambda: topkast.TopKAST(0.8, 0.6, exchange_every=4, hysteresis=1.3),
+    "TopKAST, fan-in": lambda: topkast.TopKAST(0.8, 0.6, exchange_every=4, min_fan_in=1),
+    "TopKAST, fan-out, one clock": lambda: topkast.TopKAST(
+        0.8, 0.6, refresh_every=3, exchange_every=3, min_fan_out=1, hysteresis=1.3
+    ),
+    "TopKAST, fan-in, random (t)": lambda: topkast.TopKAST(
+        0.8, 0.6, exchange_every=4, min_fan_in=1, exploration="random", explore_until=7
+    ),
     "TopKAST, hysteresis, global": lambda: topkast.TopKAST(
         0.8, 0.6, exchange_every=2, hysteresis=1.3, scope="global"
     ),

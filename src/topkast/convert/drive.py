@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -184,12 +185,13 @@ class Driver:
         chosen: dict[str, Tensor] = {}
         for name in self._unfrozen(names):
             weight = self.weights[name]
-            choice = weight.choose_active(self.method.advantage)
+            bound = weight.bound() if self.method.keeps_top else -math.inf
+            choice = weight.choose_active(self.method.advantage, self.method.floor(weight.grid), bound)
             if choice is None:
                 check_finite(weight)  # which raises
                 continue
             slots, least = choice
-            if self.method.keeps_top and least <= weight.bound():
+            if least <= bound:
                 early.append(name)
             else:
                 chosen[name] = slots
@@ -283,6 +285,7 @@ class Driver:
             w.tape,
             w.companion,
             name,
+            w.grid,
         )
 
 

@@ -75,6 +75,12 @@ class Handle:
                     f"layer {layer!r} was made sparse for another method: it {what}, which {name} needs; "
                     "`topkast.densify` the model and sparsify it with this method"
                 )
+            floor = self.method.floor(weight.grid)
+            if floor is not None:
+                try:
+                    floor.check(weight.target)
+                except ValueError as error:
+                    raise ValueError(f"layer {layer!r}: {error}") from None
 
     # ---- training ---------------------------------------------------------------------------------
 

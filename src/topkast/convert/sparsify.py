@@ -13,6 +13,7 @@ from topkast.convert.huggingface import inform
 from topkast.convert.origin import AsDrawn, AsGiven, Init, Initialise, Origin
 from topkast.core.build import Start, first_moment, make_weight, scale_start
 from topkast.core.distribution import Distribution, spread
+from topkast.core.floor import Grid
 from topkast.core.loading import check_states
 from topkast.core.select import derive_key
 from topkast.core.sets import Counts, Sets
@@ -111,7 +112,7 @@ def sparsify(
     fallbacks: dict[str, str] = {}
     for group in groups:
         name = group.name
-        weight = _make_weight(name, starts[name], method, counts[name], seed, sets.get(name))
+        weight = _make_weight(group, starts[name], method, counts[name], seed, sets.get(name))
         vars(weight.values).update(tags(group.parameter))
         for member in group.members:
             replacements[id(member.layer)] = _make_layer(member.sparse_type, member.layer, weight)
@@ -160,7 +161,8 @@ def _start(origin: Origin, group: WeightGroup, method: Method, counts: Counts, s
     name, key = group.name, derive_key(seed, group.name)
     start = origin.start(group, key)
     try:
-        return scale_start(start, origin.scaling(group), method, counts, name=name, key=key)
+        by, grid = origin.scaling(group), _grid(group)
+        return scale_start(start, by, method, counts, name=name, key=key, grid=grid)
     except ValueError as error:
         raise ValueError(f"layer {name!r}: {error}") from None
 
@@ -179,11 +181,18 @@ def _first_sets(
     )
 
 
+def _grid(group: WeightGroup) -> Grid:
+    """Tied layers share one: that of the first."""
+    member = group.members[0]
+    return member.sparse_type.grid_of(member.layer)
+
+
 def _make_weight(
-    name: str, start: Start, method: Method, counts: Counts, seed: int, sets: Sets | None
+    group: WeightGroup, start: Start, method: Method, counts: Counts, seed: int, sets: Sets | None
 ) -> SparseWeight:
+    name, key = group.name, derive_key(seed, group.name)
     try:
-        return make_weight(start, method, counts, name=name, key=derive_key(seed, name), sets=sets)
+        return make_weight(start, method, counts, name=name, key=key, sets=sets, grid=_grid(group))
     except ValueError as error:
         raise ValueError(f"layer {name!r}: {error}") from None
 

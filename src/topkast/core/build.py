@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from topkast.core.floor import Grid
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.initial import Initial
 from topkast.core.moment import Moment
@@ -133,18 +134,26 @@ class Drawn(Start):
 
 
 @torch.no_grad()
-def first_moment(start: Start, counts: Counts, *, name: str, key: int) -> Moment:
+def first_moment(start: Start, counts: Counts, *, name: str, key: int, grid: Grid | None = None) -> Moment:
     """What a method is shown of a weight that is being made.
 
     Raises:
         ValueError: Too many elements, or a dtype that cannot be drawn.
     """
-    return Moment(start.theta(key), counts, generator_for(key, 0), name=name)
+    grid = grid or Grid.of(start.shape)
+    return Moment(start.theta(key), counts, generator_for(key, 0), name=name, grid=grid)
 
 
 @torch.no_grad()
 def scale_start(
-    start: Start, by: str | None, method: Chooser, counts: Counts, *, name: str, key: int
+    start: Start,
+    by: str | None,
+    method: Chooser,
+    counts: Counts,
+    *,
+    name: str,
+    key: int,
+    grid: Grid | None = None,
 ) -> Start:
     """The start multiplied as `initial.Scaled` says; as it is if `by` is None.
 
@@ -155,7 +164,7 @@ def scale_start(
         return start
     if by == "density":
         return start.times(counts.forward_density**-0.5)
-    moment = first_moment(start, counts, name=name, key=key)
+    moment = first_moment(start, counts, name=name, key=key, grid=grid)
     kept = float(moment.theta.at(method.choose(moment).forward).double().square().sum())
     if kept == 0:
         raise ValueError("its variance cannot be kept: all that is in A is zero")
@@ -164,14 +173,23 @@ def scale_start(
 
 @torch.no_grad()
 def make_weight(
-    start: Start, method: Chooser, counts: Counts, *, name: str, key: int, sets: Sets | None = None
+    start: Start,
+    method: Chooser,
+    counts: Counts,
+    *,
+    name: str,
+    key: int,
+    sets: Sets | None = None,
+    grid: Grid | None = None,
 ) -> SparseWeight:
     """A weight with its first sets; `sets` are these, if they are chosen already.
 
+    `grid` says which outputs and inputs its elements join, by default as in a Linear.
+
     Raises:
-        ValueError: Too many elements, or a dtype that cannot be drawn.
+        ValueError: Too many elements, a dtype that cannot be drawn, or a floor that cannot be met.
     """
-    moment = first_moment(start, counts, name=name, key=key)
+    moment = first_moment(start, counts, name=name, key=key, grid=grid)
     sets = (sets or method.choose(moment)).to(start.device)
     values, reservoir = start.begin(sets.indices, key, fetches=method.fetches)
     companion = method.companion(moment, sets, start.dtype)
@@ -186,4 +204,5 @@ def make_weight(
         target=counts,
         is_resizable=method.resizes,
         companion=None if companion is None else companion.to(start.device),
+        grid=moment.grid,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from topkast.core.floor import Grid
 from topkast.core.gradient import Tape
 from topkast.core.reservoir import Theta
 from topkast.core.sets import Counts, Sets
@@ -27,6 +28,7 @@ class Moment:
         tape: The dense gradient of the step just taken, for methods that asked for it.
         companion: What the method keeps beside the weight.
         name: The weight's, for messages.
+        grid: Which outputs and inputs its elements join.
     """
 
     theta: Theta
@@ -37,6 +39,7 @@ class Moment:
     tape: Tape | None = None
     companion: nn.Module | None = None
     name: str = ""
+    grid: Grid | None = None
 
     @property
     def sets(self) -> Sets | None:

@@ -27,6 +27,14 @@ def check_steps(name: str, value: int, *, at_least: int) -> None:
         raise ValueError(f"{name} must be at least {at_least}, got {value!r}")
 
 
+def check_count(name: str, value: int) -> None:
+    """Raises unless `value` is a number of elements."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number of elements, got {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} must be at least 0, got {value!r}")
+
+
 def check_fraction(name: str, value: float) -> None:
     """Raises unless 0 ≤ value < 1."""
     if isinstance(value, bool) or not isinstance(value, int | float):

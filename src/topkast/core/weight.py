@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from topkast.core.floor import Floor, Grid
 from topkast.core.gradient import Tape, rows_of
 from topkast.core.loading import LATER, check_state
 from topkast.core.not_a_tensor import NotATensor
@@ -53,6 +54,7 @@ class SparseWeight(NotATensor):
         target: The sizes that the distribution gave it; `counts` are those of the present sets.
         is_resizable: Whether the method changes |A| and |B|.
         companion: What the method keeps beside it, or None.
+        grid: Which outputs and inputs its elements join.
         tape: What the dense gradient of this step can be computed from, if a method wants it.
         wants_gradient: Says whether the method wants the dense gradient of a step; None for no step.
         number: What stands for this object in a compiled graph; see `kernels.ops`.
@@ -87,6 +89,7 @@ class SparseWeight(NotATensor):
         target: Counts | None = None,
         is_resizable: bool = False,
         companion: Companion | None = None,
+        grid: Grid | None = None,
     ) -> None:
         super().__init__()
         self.shape = torch.Size(shape)
@@ -96,6 +99,7 @@ class SparseWeight(NotATensor):
         self.counts = Counts(self.shape.numel(), int(sets.active.sum()), sets.indices.numel())
         self.target = target or self.counts
         self.is_resizable = is_resizable
+        self.grid = grid or Grid.of(self.shape)
         device = values.device
         self.values = nn.Parameter(values.detach(), requires_grad=requires_grad)
         indices = sets.indices.to(index_dtype(self.counts.numel))
@@ -259,12 +263,20 @@ class SparseWeight(NotATensor):
 
     # ---- A within B ---------------------------------------------------------------------------
 
-    def choose_active(self, advantage: float = 1.0) -> tuple[Tensor, float] | None:
+    def choose_active(
+        self, advantage: float = 1.0, floor: Floor | None = None, bound: float = -math.inf
+    ) -> tuple[Tensor, float] | None:
         """Slots of B whose flag must change for A to be the largest of B, and the least magnitude in A then.
 
-        Magnitudes of what is in A now are multiplied by `advantage`. None if a value is not finite.
+        Magnitudes of what is in A now are multiplied by `advantage`. None if a value is not finite. With a
+        floor: the least magnitude that it does not hold up, or, if above `bound`, a lower bound of that.
         """
-        return self._within.choose(self.values.detach(), self.active, self.counts.forward, advantage)
+        values = self.values.detach()
+        choice = self._within.choose(values, self.active, self.counts.forward, advantage)
+        if choice is None or floor is None:
+            return choice
+        compared = favoured(values, self.active, advantage)
+        return floor.repair(compared, self.indices, self.active, *choice, bound)
 
     def bound(self) -> float:
         """The largest magnitude in C, -inf without C. Found once after each exchange: C does not move."""
@@ -330,22 +342,14 @@ class SparseWeight(NotATensor):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         for derived in (
-            "_plan",
-            "_chooser",
-            "_within",
-            "_bound",
-            "tape",
-            "wants_gradient",
-            "number",
-            "_step_read",
-            "_driver",
-            "copies",
-        ):
+            "_plan", "_chooser", "_within", "_bound", "tape", "wants_gradient", "number", "_step_read",
+            "_driver", "copies",
+        ):  # fmt: skip
             state.pop(derived, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__({"grid": Grid.of(state["shape"]), **state})  # older pickles have none
         self._forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseWeight:

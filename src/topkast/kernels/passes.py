@@ -66,6 +66,25 @@ class Within:
         return changed, self._core.threshold
 
 
+Lines = tuple[int, int, int, int, int, int]
+"""Rows, columns, taps, groups, and how many elements each row and each column keeps."""
+
+
+def repair(
+    lines: Lines, values: Tensor, positions: Tensor, active: Tensor, wrong: Tensor, least: float, bound: float
+) -> tuple[Tensor, float]:
+    """From a Top-K to one with floors; see `core.floor.Floor.repair`."""
+    assert _native is not None  # `can_select` was asked
+    core = _native.Floored()
+    values, active = values.detach().contiguous(), active.contiguous()
+    positions, wrong = positions.contiguous(), wrong.contiguous()
+    choose = core.choose_float if values.dtype == torch.float32 else core.choose_double
+    choose(lines, least, bound, *_buffer(values), *_typed(positions), *_buffer(active), *_buffer(wrong))
+    changed = torch.empty(core.num_changed, dtype=torch.int64)
+    core.write(*_buffer(changed))
+    return changed, core.least
+
+
 def penalty(values: Tensor, active: Tensor, outside: float, power: int) -> float:
     """Σ s·|θ|^power / power, where s is 1 in A and `outside` elsewhere."""
     values, active, n = values.contiguous(), active.contiguous(), values.numel()

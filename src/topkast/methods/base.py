@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from topkast.core.distribution import check_sparsities
+from topkast.core.floor import Floor, Grid
 from topkast.core.moment import Moment
 from topkast.core.schedule import check_steps
 from topkast.core.sets import Counts, Sets
@@ -71,6 +72,10 @@ class Method(ABC):
     def advantage(self) -> float:
         """What the magnitudes of present members of A are multiplied by when sets are chosen."""
         return 1.0
+
+    def floor(self, grid: Grid) -> Floor | None:
+        """How many elements of A each output and input of a weight keeps; None for no such rule."""
+        return None
 
     @abstractmethod
     def choose(self, moment: Moment) -> Sets:

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import torch
 
+from topkast.core.floor import Floor, Grid, top, top_within
 from topkast.core.moment import Moment
-from topkast.core.schedule import check_amount, check_share, check_steps
-from topkast.core.select import random_outside, top_k, top_together, within_together
+from topkast.core.schedule import check_amount, check_count, check_share, check_steps
+from topkast.core.select import random_outside, top_together, within_together
 from topkast.core.sets import Counts, Sets
 from topkast.core.steps import decay_
 from topkast.core.weight import SparseWeight
@@ -57,6 +58,9 @@ class TopKAST(Method):
             It stands in place of ``λ * sparse.penalty()`` in the loss, whose gradient Adam normalises.
         hysteresis: How many times as large as a member of A a challenger must be to take its place, at least
             1. A and B are then the Top-K of s·|θ|, with s = hysteresis for present members of A, 1 elsewhere.
+        min_fan_in: How many elements of A each output (neuron, channel, row of an embedding) keeps at least:
+            its largest, whatever their rank. The rest is Top-K, and |A| is exact. 0 for none.
+        min_fan_out: The same for each input (feature, channel).
         scope: "layer": Top-K within each layer, as in the paper's experiments. "global": Top-K over all
             layers together, so that budgets move between them; each keeps at least one element.
     """
@@ -72,6 +76,8 @@ class TopKAST(Method):
     exploration_warmup: int = 0
     decay: float = 0.0
     hysteresis: float = 1.0
+    min_fan_in: int = 0
+    min_fan_out: int = 0
     scope: Literal["layer", "global"] = "layer"
 
     def __post_init__(self) -> None:
@@ -87,6 +93,13 @@ class TopKAST(Method):
             raise ValueError(f"`exploration` must be 'magnitude' or 'random', got {self.exploration!r}")
         if self.scope not in ("layer", "global"):
             raise ValueError(f"`scope` must be 'layer' or 'global', got {self.scope!r}")
+        check_count("`min_fan_in`", self.min_fan_in)
+        check_count("`min_fan_out`", self.min_fan_out)
+        if self.scope == "global" and (self.min_fan_in or self.min_fan_out):
+            raise ValueError(
+                "`min_fan_in` and `min_fan_out` need `scope='layer'`: with `scope='global'` a layer has no "
+                "size of its own that its floors could be counted against"
+            )
         if self.scope == "global" and self.exploration == "random":
             raise ValueError("`exploration='random'` needs `scope='layer'`: a layer explores within itself")
 
@@ -142,6 +155,9 @@ class TopKAST(Method):
     def keeps_top(self) -> bool:
         return self.exploration == "magnitude"
 
+    def floor(self, grid: Grid) -> Floor | None:
+        return grid.floor(self.min_fan_in, self.min_fan_out)
+
     @property
     def advantage(self) -> float:
         return self.hysteresis
@@ -174,14 +190,17 @@ class TopKAST(Method):
 
     def choose(self, moment: Moment) -> Sets:
         theta, counts = moment.theta, moment.counts
+        floor = None if moment.grid is None else self.floor(moment.grid)
+        if floor is not None:
+            floor.check(counts)
         if self.exploration == "random":
-            forward = theta.top(counts.forward)
+            forward = top(theta, counts.forward, floor)
             extra = random_outside(counts.numel, counts.backward - counts.forward, forward, moment.generator)
             backward = torch.cat([forward, extra.to(forward.device)]).sort().values
             return Sets.from_positions(forward, backward)
-        backward = theta.top(counts.backward)
+        backward = top(theta, counts.backward, floor)
         # A ⊆ B holds because both follow one order, so A is found within B.
-        within = top_k(theta.at(backward), counts.forward)
+        within = top_within(theta.at(backward), backward, counts.forward, floor)
         return Sets.from_slots(within, backward)
 
     def choose_together(self, moments: Mapping[str, Moment]) -> dict[str, Sets]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.core.build import Chooser, Drawn, make_weight, scale_start
+from topkast.core.floor import Grid
 from topkast.core.initial import How, Initial, Normal, fans, initial, parts_of
 from topkast.core.loading import check_states
 from topkast.core.select import derive_key
@@ -86,8 +87,9 @@ class SparseLayer(nn.Module):
         wanted, by = parts_of(init)
         distribution = own_initial(layer, shape) if wanted is None else initial(wanted, shape)
         start = Drawn(shape, distribution, layer.weight.dtype, device)
-        start = scale_start(start, by, method, counts, name=name, key=key)
-        weight = make_weight(start, method, counts, name=name, key=key)
+        grid = self.grid_of(layer)
+        start = scale_start(start, by, method, counts, name=name, key=key, grid=grid)
+        weight = make_weight(start, method, counts, name=name, key=key, grid=grid)
         if getattr(layer, "bias", None) is not None:
             layer.bias = nn.Parameter(torch.empty_like(layer.bias, device=device))
             with torch.random.fork_rng(devices=[]):
@@ -113,6 +115,11 @@ class SparseLayer(nn.Module):
         new = cls.__new__(cls)
         new._take(layer, weight)
         return new
+
+    @classmethod
+    def grid_of(cls, layer: Any) -> Grid:
+        """Which outputs and inputs the elements of this torch layer's weight join."""
+        return Grid.of(tuple(layer.weight.shape), getattr(layer, "groups", 1))
 
     def __setattr__(self, name: str, value: Any) -> None:
         mine = self.__dict__.get("_modules", {}).get("weight")

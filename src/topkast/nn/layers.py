@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from topkast.core.floor import Grid
 from topkast.core.weight import SparseWeight
 from topkast.kernels import product
 from topkast.kernels.engine import ConvGeometry
@@ -52,6 +53,10 @@ class Conv1D(SparseLayer):
         self.nx, self.nf = weight.shape
         # Kept so that densify can give the very class back without importing transformers here.
         self._original = type(layer)
+
+    @classmethod
+    def grid_of(cls, layer: Any) -> Grid:
+        return Grid.of(tuple(layer.weight.shape), is_transposed=True)
 
     def to_dense(self, weight: nn.Parameter) -> nn.Module:
         return self._build(self._original, weight, self.nf, self.nx)

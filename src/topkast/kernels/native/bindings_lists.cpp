@@ -1,9 +1,14 @@
 // What Python sees of lists of positions; see bindings.cpp.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <memory>
+#include <tuple>
+#include <vector>
 
 #include "bindings.hpp"
+#include "floor.hpp"
 #include "slots.hpp"
 
 namespace nb = nanobind;
@@ -100,6 +105,38 @@ void gather_places(Address from, int64_t num_from, Address source, int64_t count
   if (!is_good) throw std::invalid_argument("source must lie in [-1, " + std::to_string(num_from) + ")");
 }
 
+// `lines` are rows, columns, taps, groups, and how many a row and a column keep.
+using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+Lines checked_lines(const Sizes& sizes) {
+  const auto [rows, columns, taps, groups, per_row, per_column] = sizes;
+  checked_product(checked_product(rows, columns), taps);
+  checked_product(columns, groups);
+  if (std::min({rows, columns, taps, groups}) < 1 || rows % groups != 0)
+    throw std::invalid_argument("lines must have positive sizes, and groups of one size");
+  return {rows, columns, taps, groups, per_row, per_column};
+}
+
+template <typename T>
+void choose_floored(Floored& floored, const Sizes& sizes, double least, double bound, Address values, int64_t n,
+                    Address positions, int64_t num_positions, int bytes, Address active, int64_t num_active,
+                    Address wrong, int64_t num_wrong) {
+  if (n < 0 || num_wrong < 0) throw std::invalid_argument("a size must not be negative");
+  const Lines lines = checked_lines(sizes);
+  with_integer(bytes, [&](auto p) {
+    floored.choose(checked<const T>("values", values, n, n),
+                   checked<const decltype(p)>("positions", positions, num_positions, n),
+                   checked<const uint8_t>("active", active, num_active, n), n,
+                   checked<const int64_t>("wrong", wrong, num_wrong, num_wrong), num_wrong, lines, least, bound);
+  });
+}
+
+void write_floored(const Floored& floored, Address slots, int64_t count) {
+  const std::vector<int64_t>& changed = floored.changed();
+  int64_t* out = checked<int64_t>("slots", slots, count, static_cast<int64_t>(changed.size()));
+  std::copy(changed.begin(), changed.end(), out);
+}
+
 }  // namespace
 
 void bind_lists(nb::module_& m) {
@@ -115,6 +152,13 @@ void bind_lists(nb::module_& m) {
       .def("write_positions", &write_positions, release)
       .def("write_float", &write_numbers<float>, release)
       .def("write_double", &write_numbers<double>, release);
+  nb::class_<Floored>(m, "Floored")
+      .def(nb::init<>())
+      .def("choose_float", &choose_floored<float>, release)
+      .def("choose_double", &choose_floored<double>, release)
+      .def("write", &write_floored)
+      .def_prop_ro("least", &Floored::least)
+      .def_prop_ro("num_changed", [](const Floored& f) { return static_cast<int64_t>(f.changed().size()); });
   m.def("gather_1", &gather_places<uint8_t>, release);
   m.def("gather_2", &gather_places<uint16_t>, release);
   m.def("gather_4", &gather_places<uint32_t>, release);
