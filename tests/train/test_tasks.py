@@ -15,9 +15,10 @@ from topkast.data.segments import evaluation_segments
 from topkast.models import PRESETS
 from topkast.models.transformer_xl import TransformerXL
 from topkast.train import job, text_tasks, trained
-from topkast.train.config import Config, preset_values
+from topkast.train.config import Config
 from topkast.train.display import Quiet
 from topkast.train.image_tasks import ImageTask, PhotoTask
+from topkast.train.preset_options import preset_values
 from topkast.train.resolve import make_optimizer, make_schedule, make_task, resolve
 from topkast.train.sampling import generate
 from topkast.train.text_tasks import RecurrentTask, Text

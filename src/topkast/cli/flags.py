@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from topkast.models.presets import PRESETS
-from topkast.train.config import SECTIONS, Config, preset_values, read_config
+from topkast.train.config import SECTIONS, Config, read_config
 from topkast.train.options import Rule, rules
+from topkast.train.preset_options import preset_values
 
 _TITLES = {"data": "data", "model": "network", "method": "sparsity", "train": "training", "run": "the run"}
 

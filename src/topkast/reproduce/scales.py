@@ -11,7 +11,8 @@ from typing import Any, Literal
 from topkast.core.distribution import nearest
 from topkast.data.datasets import find_dataset
 from topkast.methods.named import METHODS
-from topkast.train.config import Config, preset_values, section_of
+from topkast.train.config import Config, section_of
+from topkast.train.preset_options import preset_values
 
 Values = Mapping[str, Mapping[str, Any]]
 
