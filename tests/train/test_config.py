@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topkast.methods import TopKAST
 from topkast.train.config import SECTIONS, Config, read_config, read_run_config, section_of
 from topkast.train.options import Rule, rules
+from topkast.train.resolve import make_method
 
 
 def _values(rule: Rule) -> st.SearchStrategy[Any]:
@@ -47,6 +49,16 @@ def test_toml_gives_the_same_configuration_back(
     path = tmp_path_factory.mktemp("config") / "config.toml"
     path.write_text(text, encoding="utf-8")
     assert read_config(path) == config
+
+
+def test_floors_are_options_of_topkast_alone() -> None:
+    floors = {"min_fan_in": 2, "min_fan_out": 1}
+    config = Config().with_values({"method": floors, "train": {"steps": 10}})
+    method = make_method(config)
+    assert isinstance(method, TopKAST)
+    assert (method.min_fan_in, method.min_fan_out) == (2, 1)
+    with pytest.raises(ValueError, match=r"rigl has no `min_fan_in` \(got 2\)"):
+        make_method(config.with_values({"method": {"method": "rigl"}}))
 
 
 def test_names_are_unique_over_sections() -> None:

@@ -25,6 +25,8 @@ class Choice:
         exploration_rate: Factor on the steps of Top-KAST's B∖A.
         exploration_warmup: Steps in which that factor rises from 0.
         hysteresis: How many times as large as a member of Top-KAST's A a challenger must be.
+        min_fan_in: How many elements of Top-KAST's A each output of a layer keeps at least.
+        min_fan_out: The same for each input.
         decay: λ of Top-KAST's penalty, if that is decoupled from the gradient.
         steps: Of the run, from which `begin` and `t_end` follow where they are not given.
     """
@@ -40,6 +42,8 @@ class Choice:
     exploration_rate: float | None = None
     exploration_warmup: int | None = None
     hysteresis: float | None = None
+    min_fan_in: int | None = None
+    min_fan_out: int | None = None
     decay: float | None = None
 
     def forward(self) -> float:
@@ -71,7 +75,10 @@ OPTIONS = tuple(f.name for f in fields(Choice) if f.name not in ("steps", "decay
 
 
 # What Top-KAST has under the same name, and no other method has.
-TOPKAST = ("exchange_every", "exploration", "exploration_rate", "exploration_warmup", "hysteresis")
+TOPKAST = (
+    "exchange_every", "exploration", "exploration_rate", "exploration_warmup", "hysteresis", "min_fan_in",
+    "min_fan_out",
+)  # fmt: skip
 
 
 def _topkast(c: Choice) -> Method:

@@ -112,6 +112,12 @@ class MethodOptions:
         float, None, "how many times as large as one of A a challenger must be (1; topkast)",
         least=1, metavar="F",
     )  # fmt: skip
+    min_fan_in: int | None = option(
+        int, None, "weights of A that each output of a layer keeps (0; topkast)", least=0, metavar="N"
+    )
+    min_fan_out: int | None = option(
+        int, None, "weights of A that each input of a layer keeps (0; topkast)", least=0, metavar="N"
+    )
     distribution: str = option(str, "uniform", "uniform, er or erk", choices=("uniform", "er", "erk"))
     budget: str = option(
         str, "layers", "layers (sparsities are those of each) or model (of all parameters together)",
@@ -312,6 +318,8 @@ def _as_it_was(config: Config) -> Config:
         "exploration_rate": 1.0,
         "exploration_warmup": 0,
         "hysteresis": 1.0,
+        "min_fan_in": 0,
+        "min_fan_out": 0,
     }
     missing = {name: value for name, value in before.items() if getattr(options, name) is None}
     return config.with_values({"method": missing})
