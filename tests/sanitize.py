@@ -24,6 +24,7 @@ def main(folder: Path) -> int:
     paths = [
         here / "kernels",
         here / "nn",
+        here / "core" / "test_floor.py",
         here / "core" / "test_select.py",
         here / "core" / "test_refresh.py",
         here / "core" / "test_two_clocks.py",
