@@ -94,7 +94,7 @@ class Floor:
     # ---- whether it can be ----------------------------------------------------------------------------
 
     def check(self, counts: Counts) -> None:
-        """Raises ValueError if a set of |A| elements cannot have this floor, whatever θ is."""
+        """Raises ValueError unless |A| elements have room for this floor, whatever θ is."""
         way_out = "lower the floor or the sparsity, or leave the layer dense (`skip`, `keep_dense`)"
         total = 0
         for least, is_row, number, length in self._lines():
