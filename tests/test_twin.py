@@ -106,6 +106,10 @@ def assert_equal(sparse: topkast.Handle, optimizer: torch.optim.Optimizer, dense
             torch.testing.assert_close(parameter.detach(), dense.entries[name].theta, rtol=0, atol=TOLERANCE)
 
 
+# Of A and of B, as the library takes them; the same written out, by the step; steps of more exchanges.
+Schedules = tuple[Any, Any, Callable[[int], tuple[float, float]], tuple[int, ...]]
+
+
 def run_both(
     model_name: str,
     optimizer_name: str,
@@ -116,6 +120,7 @@ def run_both(
     backward: float = 0.5,
     forward: float = 0.8,
     weak: float = 1.0,
+    schedules: Schedules | None = None,
     **options: Any,
 ) -> tuple[topkast.Handle, set[int], twin.Twin]:
     model_type, inputs, sparse_names = MODELS[model_name]
@@ -129,9 +134,11 @@ def run_both(
     dense = twin.Twin(
         copy.deepcopy(model), sparse_names, forward, backward, *clocks, twin_optimizer, 1e-3, **options,
         lr=make(model.parameters()).param_groups[0]["lr"],
+        **({} if schedules is None else {"schedule": schedules[2], "ends": schedules[3]}),
     )  # fmt: skip
     refresh, exchange = clocks
-    method = topkast.TopKAST(forward, backward, refresh_every=refresh, exchange_every=exchange, **options)
+    sparsities = (forward, backward) if schedules is None else schedules[:2]
+    method = topkast.TopKAST(*sparsities, refresh_every=refresh, exchange_every=exchange, **options)
     sparse = topkast.sparsify(model, method, engine=engine)
     optimizer = sparse.attach(make(model.parameters()))
     data = batches(inputs)
@@ -261,3 +268,52 @@ def test_options_equal_the_dense_twin(
 ) -> None:
     model = "convnet" if optimizer == "adam" else "mlp"
     run_both(model, optimizer, engine, clocks, steps=60, **options)
+
+
+def _ramp(step: int) -> tuple[float, float]:
+    """Cubic, from dense to 80/50 % within 45 steps."""
+    share = min(1.0, step / 45)
+    return 0.8 - 0.8 * (1 - share) ** 3, 0.5 - 0.5 * (1 - share) ** 3
+
+
+def _stages(step: int) -> tuple[float, float]:
+    """Sparser than in the end, then denser, then as it stays."""
+    if step < 13:
+        return 0.9, 0.75
+    return (0.5, 0.25) if step < 40 else (0.8, 0.5)
+
+
+SCHEDULES: dict[str, Schedules] = {
+    "annealed": (
+        topkast.Anneal(0.0, 0.8, to_step=45), topkast.Anneal(0.0, 0.5, to_step=45), _ramp, (45,)
+    ),
+    "A alone": (
+        topkast.Anneal(0.5, 0.8, from_step=5, to_step=45, form="linear"),
+        0.5,
+        lambda step: (0.5 + 0.3 * min(1.0, max(0, step - 5) / 40), 0.5),
+        (45,),
+    ),
+    "stages": (
+        topkast.Stages({0: 0.9, 13: 0.5, 40: 0.8}), topkast.Stages({0: 0.75, 13: 0.25, 40: 0.5}), _stages,
+        (13, 40),
+    ),
+}  # fmt: skip
+_CASES = [
+    ("sgd-nesterov", (1, 7), {}),
+    ("adam", (5, 20), {"explore_until": 33}),
+    ("adamw", (1, 1), {"hysteresis": 1.2, "exploration_rate": 0.5, "decay": 0.2}),
+    ("adagrad", (1, 20), {}),
+    ("rmsprop", (7, 7), {"explore_until": 44, "exploration_rate": 0.3}),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "clocks", "options"), _CASES, ids=str)
+@pytest.mark.parametrize("schedules", SCHEDULES.values(), ids=SCHEDULES)
+def test_schedules_of_sparsity_equal_the_dense_twin(
+    schedules: Schedules, optimizer: str, clocks: tuple[int, int], options: dict[str, Any], engine: str
+) -> None:
+    sparse, _, dense = run_both("mlp", optimizer, engine, clocks, steps=60, schedules=schedules, **options)
+    for name, weight in sparse.weights.items():
+        entry = dense.entries[f"{name}.weight"]
+        assert (weight.counts.forward, weight.counts.backward) == (entry.num_a, entry.num_b)
+        assert weight.counts == weight.target

@@ -145,6 +145,8 @@ class Twin:
         min_fan_in: int = 0,
         min_fan_out: int = 0,
         lr: float = 0.0,
+        schedule: Callable[[int], tuple[float, float]] | None = None,
+        ends: tuple[int, ...] = (),
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.exploration_rate, self.exploration_warmup = exploration_rate, exploration_warmup
@@ -152,6 +154,7 @@ class Twin:
         self.floors = (min_fan_in, min_fan_out)
         self.refresh_every, self.exchange_every = refresh_every, exchange_every
         self.strength, self.explore_until = strength, explore_until
+        self.schedule, self.ends = schedule, ends
         self.step_count = self.num_early = 0
         self.entries: dict[str, Entry] = {}
         for name, parameter in model.named_parameters():
@@ -171,10 +174,18 @@ class Twin:
     def _choose_sets(self) -> None:
         """After step t: an exchange every N_B steps, else a refresh every N_A."""
         for entry in self._sparse():
-            if self.step_count % self.exchange_every == 0:
+            if self.step_count % self.exchange_every == 0 or self.step_count in self.ends:
+                self._resize(entry)
                 self._exchange(entry)
             elif self.step_count % self.refresh_every == 0:
                 self._refresh(entry)
+
+    def _resize(self, entry: Entry) -> None:
+        """D and D+M of the step, if they have a schedule."""
+        if self.schedule is not None:
+            forward, backward = self.schedule(self.step_count)
+            entry.num_a = max(1, round((1 - forward) * entry.theta.numel()))
+            entry.num_b = max(entry.num_a, round((1 - backward) * entry.theta.numel()))
 
     def _exchange(self, entry: Entry) -> None:
         """A = TopK(s·θ, D), pool = TopK(s·θ, D+M); with floors F ∪ TopK of the others, both."""

@@ -9,6 +9,7 @@ from topkast import _moved, distributed, models, nn  # noqa: F401
 from topkast.convert import Handle, densify, sparsify
 from topkast.convert.followers import SlotAverageWarning
 from topkast.convert.reminders import NoPenaltyWarning, NotAttachedWarning
+from topkast.core.anneal import Anneal, Stages
 from topkast.core.initial import Normal, Scaled, TruncatedNormal, Uniform
 from topkast.kernels.machine import keep_freed_memory
 from topkast.methods import (
@@ -34,6 +35,7 @@ __all__ = [
     "SET",
     "SNFS",
     "STR",
+    "Anneal",
     "DeepR",
     "Dense",
     "Handle",
@@ -45,6 +47,7 @@ __all__ = [
     "RigL",
     "Scaled",
     "SlotAverageWarning",
+    "Stages",
     "Static",
     "TopKAST",
     "TruncatedNormal",

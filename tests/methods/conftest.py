@@ -79,6 +79,31 @@ METHODS: dict[str, Callable[[], topkast.Method]] = {
     ),
     "TopKAST (t)": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3, explore_until=7),
     "TopKAST, global": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3, scope="global"),
+    "TopKAST, annealed": lambda: topkast.TopKAST(
+        topkast.Anneal(0.0, 0.8, from_step=2, to_step=11),
+        topkast.Anneal(0.0, 0.6, from_step=2, to_step=11),
+        exchange_every=3,
+    ),
+    "TopKAST, A annealed, random, until": lambda: topkast.TopKAST(
+        topkast.Anneal(0.6, 0.8, to_step=10, form="cosine"),
+        0.6,
+        exchange_every=3,
+        exploration="random",
+        explore_until=7,
+    ),
+    "TopKAST, up and down in stages": lambda: topkast.TopKAST(
+        topkast.Stages({0: 0.9, 5: 0.5, 10: 0.8}),
+        topkast.Stages({0: 0.8, 5: 0.4, 10: 0.6}),
+        exchange_every=4,
+        hysteresis=1.2,
+        exploration_rate=0.5,
+    ),
+    "TopKAST, annealed, global": lambda: topkast.TopKAST(
+        topkast.Anneal(0.2, 0.8, to_step=10),
+        topkast.Anneal(0.1, 0.6, to_step=10),
+        exchange_every=2,
+        scope="global",
+    ),
 }
 
 

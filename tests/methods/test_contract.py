@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,32 @@ from topkast.core.weight import SparseWeight
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 pytestmark = pytest.mark.usefixtures("one_thread")
 Make = Callable[[], topkast.Method]
+
+
+def sparsity_of(schedule: Any, step: int, otherwise: float) -> float:
+    """s(t), written out once more."""
+    if schedule is None:
+        return otherwise
+    if isinstance(schedule, topkast.Stages):
+        return dict(schedule.levels)[max(begin for begin, _ in schedule.levels if begin <= step)]
+    share = min(1.0, max(0.0, (step - schedule.from_step) / (schedule.to_step - schedule.from_step)))
+    left = {"cubic": (1 - share) ** 3, "cosine": (1 + math.cos(math.pi * share)) / 2}[schedule.form]
+    return schedule.end - (schedule.end - schedule.start) * left
+
+
+def scheduled_sparsities(method: topkast.TopKAST, step: int) -> tuple[float, float]:
+    """Those of the last exchange: of the clock, of a stage, or of the end of annealing."""
+    ends: set[int] = set()
+    for schedule in (method.forward_schedule, method.backward_schedule):
+        if isinstance(schedule, topkast.Stages):
+            ends |= dict(schedule.levels).keys()
+        elif isinstance(schedule, topkast.Anneal):
+            ends.add(schedule.to_step)
+    last = max(s for s in range(step + 1) if s % method.exchange_every == 0 or s in ends)
+    return (
+        sparsity_of(method.forward_schedule, last, method.forward_sparsity),
+        sparsity_of(method.backward_schedule, last, method.backward_sparsity),
+    )
 
 
 def check_counts(method: topkast.Method, step: int, weights: dict[str, SparseWeight]) -> None:
@@ -39,17 +66,23 @@ def check_counts(method: topkast.Method, step: int, weights: dict[str, SparseWei
             forward = round((1 - sparsity) * weight.numel())
             is_ramp = method.updates == "all" and step < 11
             assert sizes[name] == (forward, weight.numel() if is_ramp else forward)
-    elif method.resizes:
-        total = sum(round(0.2 * w.numel()) for w in weights.values())
+    elif method.resizes and not method.plans_sizes:
+        forward, backward = method.forward_sparsity, method.backward_sparsity
+        if isinstance(method, topkast.TopKAST):
+            forward, backward = scheduled_sparsities(method, step)
+        total = sum(round((1 - forward) * w.numel()) for w in weights.values())
         assert sum(a for a, _ in sizes.values()) == total
-        total_b = sum(round((1 - method.backward_sparsity) * w.numel()) for w in weights.values())
+        total_b = sum(round((1 - backward) * w.numel()) for w in weights.values())
         assert sum(b for _, b in sizes.values()) == total_b
         assert all(a >= 1 for a, _ in sizes.values())
     else:
+        forward, backward = method.forward_sparsity, method.backward_sparsity
+        if isinstance(method, topkast.TopKAST):
+            forward, backward = scheduled_sparsities(method, step)
         for name, weight in weights.items():
             n = weight.numel()
-            a, b = round((1 - method.forward_sparsity) * n), round((1 - method.backward_sparsity) * n)
-            assert sizes[name] == (a, b)
+            assert sizes[name] == (round((1 - forward) * n), round((1 - backward) * n))
+            assert method.sizes(step, weight.target) == weight.counts
 
 
 @every_method

@@ -18,6 +18,7 @@ from topkast import methods
 from topkast.convert.handle import Handle
 from topkast.convert.origin import Initialise
 from topkast.convert.sparsify import sparsify
+from topkast.core.anneal import Schedule
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.initial import Initial
 from topkast.core.weight import SparseWeight
@@ -53,13 +54,18 @@ def recipe(sparse: Handle) -> dict[str, Any]:
             "engine": weight.engine,
             "initial": _initial_of(weight),
         }
-    settings = {f.name: getattr(sparse.method, f.name) for f in dataclasses.fields(sparse.method) if f.init}
+    fields = [f.name for f in dataclasses.fields(sparse.method) if f.init]
+    settings = {field: _plain(getattr(sparse.method, field)) for field in fields}
     return {
         "format": FORMAT,
         "version": VERSION,
         "method": {"name": name, "settings": settings},
         "weights": weights,
     }
+
+
+def _plain(value: Any) -> Any:
+    return value.to_data() if isinstance(value, Schedule) else value
 
 
 def _initial_of(weight: SparseWeight) -> dict[str, Any] | None:

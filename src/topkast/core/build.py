@@ -28,6 +28,8 @@ class Chooser(Protocol):
     @property
     def resizes(self) -> bool: ...
 
+    def sizes(self, step: int, counts: Counts) -> Counts: ...
+
     def choose(self, moment: Moment) -> Sets: ...
 
     def exploration_end(self) -> int | None: ...
@@ -163,7 +165,7 @@ def scale_start(
     if by is None:
         return start
     if by == "density":
-        return start.times(counts.forward_density**-0.5)
+        return start.times(method.sizes(0, counts).forward_density ** -0.5)
     moment = first_moment(start, counts, name=name, key=key, grid=grid)
     kept = float(moment.theta.at(method.choose(moment).forward).double().square().sum())
     if kept == 0:

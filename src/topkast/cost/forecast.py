@@ -204,12 +204,13 @@ def survey(
 
 
 def largest_sets(method: Method, counts: Counts) -> Counts:
-    """|A| and |B| where they are largest in a run: pruning starts dense."""
+    """|A| and |B| where they are largest in a run: pruning and annealing start dense."""
     forward, backward = method.densities(1, counts)
     # A dense gradient to grow by is computed in pieces and not kept: it does not make B larger.
     first = round(backward * counts.numel) if not grows_by_gradient(method) else 0
-    num_forward = max(counts.forward, round(forward * counts.numel))
-    return Counts(counts.numel, num_forward, max(counts.backward, first, num_forward))
+    sizes = [counts, *(method.sizes(step, counts) for step in method.turns())]
+    num_forward = max(round(forward * counts.numel), *(size.forward for size in sizes))
+    return Counts(counts.numel, num_forward, max(first, num_forward, *(size.backward for size in sizes)))
 
 
 def ring_bytes(num_bytes: int, workers: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from topkast.cost.accounting import Flops
 from topkast.cost.forecast import Forecast, ring_bytes, seconds, why_alone
 from topkast.cost.memory import PARTS
-from topkast.methods import STR, Method, Pruning
+from topkast.methods import STR, Method
 from topkast.methods.base import grows_by_gradient
 from topkast.text import BYTES, COUNTS, aligned, scaled
 
@@ -66,8 +66,11 @@ def notes(forecast: Forecast, method: Method, machines: Machines, returned: floa
     ]
     if returned is not None and method.fetches:
         said.append(f"The implicit reservoir is that of a run in which {returned:.3g} of C has been in B.")
-    if isinstance(method, Pruning):
-        said.append("Pruning starts dense: bytes are those of its start, FLOPs of a step those of its end.")
+    if method.resizes and method.plans_sizes:
+        said.append(
+            f"The sets of {name} change their sizes by a schedule: bytes and traffic are those of the "
+            "largest, FLOPs of a step those of the end."
+        )
     if isinstance(method, STR):
         said.append("STR learns how sparse it becomes: everything is counted as dense as it starts.")
     if machines.workers > 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from topkast.core.anneal import Schedule
 from topkast.core.distribution import check_sparsities
 from topkast.core.floor import Floor, Grid
 from topkast.core.moment import Moment
@@ -33,6 +34,12 @@ class Method(ABC):
     backward_sparsity: float
 
     def __post_init__(self) -> None:
+        for name in ("forward_sparsity", "backward_sparsity"):
+            if isinstance(getattr(self, name), Schedule):
+                raise TypeError(
+                    f"`{name}` of {type(self).__name__} must be a number in [0, 1), got a schedule: its sets "
+                    "keep their sizes, or have a schedule of their own. TopKAST follows one"
+                )
         check_sparsities(
             self.forward_sparsity,
             self.backward_sparsity,
@@ -121,6 +128,19 @@ class Method(ABC):
         return False
 
     @property
+    def plans_sizes(self) -> bool:
+        """Whether |A| and |B| follow from the step alone (`sizes`), so that all ranks know them."""
+        return not self.resizes
+
+    def sizes(self, step: int, counts: Counts) -> Counts:
+        """|A| and |B| once `step` steps have been taken, of a weight that was given the sizes `counts`."""
+        return counts
+
+    def turns(self) -> tuple[int, ...]:
+        """Steps taken when sizes may be at their largest: 0, and those after which they may grow."""
+        return (0,)
+
+    @property
     def is_global(self) -> bool:
         """Whether the sets of a layer depend on other layers: they are chosen together."""
         return False
@@ -155,7 +175,8 @@ class Method(ABC):
             The densities at which its products are computed, for accounting: of the forward pass and the
             input gradient, and of the weight gradient.
         """
-        return counts.forward_density, counts.backward_density
+        present = self.sizes(step - 1, counts)
+        return present.forward_density, present.backward_density
 
     def last_step(self) -> int | None:
         """The step at which a schedule ends that a run must not fall short of, or None."""

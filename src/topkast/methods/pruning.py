@@ -59,25 +59,26 @@ class Pruning(Method):
             return -1
         return self.end if step >= self.end else step - (step - self.begin) % self.update_every
 
-    def _sizes(self, step: int, counts: Counts) -> tuple[int, int]:
-        """|A| and |B| after the update at `step`."""
+    @property
+    def plans_sizes(self) -> bool:
+        return True
+
+    def sizes(self, step: int, counts: Counts) -> Counts:
+        last = self._last_update(step)
         final = 1.0 - counts.forward_density
-        density = 1.0 - cubic(step, self.begin, self.end, 0.0, final)
-        forward = counts.forward if step >= self.end else max(1, round(density * counts.numel))
-        return forward, counts.numel if self.updates == "all" and step < self.end else forward
+        density = 1.0 - cubic(last, self.begin, self.end, 0.0, final)
+        forward = counts.forward if last >= self.end else max(1, round(density * counts.numel))
+        is_whole = self.updates == "all" and last < self.end
+        return Counts(counts.numel, forward, counts.numel if is_whole else forward)
 
     def choose(self, moment: Moment) -> Sets:
         if moment.present is None:
             return Sets.of(torch.arange(moment.numel))
-        forward, backward = self._sizes(moment.step, moment.counts)
-        positions = moment.theta.top(forward)
-        if backward == forward:
+        sizes = self.sizes(moment.step, moment.counts)
+        positions = moment.theta.top(sizes.forward)
+        if sizes.backward == sizes.forward:
             return Sets.of(positions)
         return Sets.from_positions(positions, torch.arange(moment.numel, device=positions.device))
-
-    def densities(self, step: int, counts: Counts) -> tuple[float, float]:
-        forward, backward = self._sizes(self._last_update(step - 1), counts)
-        return forward / counts.numel, backward / counts.numel
 
     def last_step(self) -> int:
         return self.end

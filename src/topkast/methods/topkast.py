@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from topkast.core.anneal import Course, Schedule, schedule_from, take_schedule
 from topkast.core.floor import Floor, Grid, top, top_within
 from topkast.core.moment import Moment
 from topkast.core.schedule import check_amount, check_count, check_share, check_steps
@@ -38,8 +39,10 @@ class TopKAST(Method):
         (1, 100)
 
     Attributes:
-        forward_sparsity: 1 - D.
-        backward_sparsity: 1 - D - M.
+        forward_sparsity: 1 - D; or a schedule of it, `topkast.Anneal` or `topkast.Stages`. Afterwards this is
+            the final one, and `forward_schedule` is the schedule. Sizes change at exchanges: those of the
+            clock, and one at each stage and at the end of annealing.
+        backward_sparsity: 1 - D - M, or a schedule of it.
         refresh_every: Steps from one refresh to the next, 1 by default. With ``scope="global"`` A is chosen
             at exchanges only.
         exchange_every: Steps from one exchange to the next, a multiple of `refresh_every`. By default the
@@ -63,10 +66,12 @@ class TopKAST(Method):
         min_fan_out: The same for each input (feature, channel).
         scope: "layer": Top-K within each layer, as in the paper's experiments. "global": Top-K over all
             layers together, so that budgets move between them; each keeps at least one element.
+        forward_schedule: Taken from `forward_sparsity`; None where that is a number.
+        backward_schedule: Likewise.
     """
 
-    forward_sparsity: float
-    backward_sparsity: float
+    forward_sparsity: Any  # a number once it is made
+    backward_sparsity: Any
     _: KW_ONLY
     refresh_every: int = None  # pyright: ignore[reportAssignmentType]  (known once it is made)
     exchange_every: int = None  # pyright: ignore[reportAssignmentType]
@@ -79,10 +84,15 @@ class TopKAST(Method):
     min_fan_in: int = 0
     min_fan_out: int = 0
     scope: Literal["layer", "global"] = "layer"
+    forward_schedule: Schedule | None = None
+    backward_schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
+        for side in ("forward", "backward"):
+            take_schedule(self, f"{side}_sparsity", f"{side}_schedule")
         super().__post_init__()
         self._set_clocks()
+        self._course.check()
         if self.explore_until is not None:
             check_steps("`explore_until`", self.explore_until, at_least=0)
         check_share("`exploration_rate`", self.exploration_rate)
@@ -131,7 +141,28 @@ class TopKAST(Method):
         """From what a file says. Up to version 0.1 there was one clock."""
         if "refresh_every" in settings and "exchange_every" not in settings:
             settings = {**settings, "exchange_every": settings["refresh_every"]}
-        return cls(**settings)
+        found = {n: settings.get(n) for n in ("forward_schedule", "backward_schedule")}
+        schedules = {n: schedule_from(data) for n, data in found.items() if data is not None}
+        return cls(**{**settings, **schedules})
+
+    @property
+    def _course(self) -> Course:
+        finals = (self.forward_sparsity, self.backward_sparsity)
+        return Course(self.forward_schedule, self.backward_schedule, finals, self.exchange_every)
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether a sparsity depends on the step."""
+        return self.forward_schedule is not None or self.backward_schedule is not None
+
+    def sizes(self, step: int, counts: Counts) -> Counts:
+        return self._course.at(step, counts) if self.has_schedule else counts
+
+    def turns(self) -> tuple[int, ...]:
+        return (0, *self._course.knots)
+
+    def last_step(self) -> int | None:
+        return self._course.end if self.has_schedule else None
 
     def exploration_end(self) -> int | None:
         return self.explore_until
@@ -142,7 +173,7 @@ class TopKAST(Method):
         return self.exploration_rate * (taken / warmup if taken < warmup else 1.0)
 
     def is_due(self, step: int) -> bool:
-        return step % self.exchange_every == 0
+        return step % self.exchange_every == 0 or (self.has_schedule and step in self._course.knots)
 
     def refreshes_after(self, step: int) -> bool:
         return self.has_two_clocks and step % self.refresh_every == 0
@@ -186,10 +217,14 @@ class TopKAST(Method):
 
     @property
     def resizes(self) -> bool:
-        return self.is_global
+        return self.is_global or self.has_schedule
+
+    @property
+    def plans_sizes(self) -> bool:
+        return not self.is_global
 
     def choose(self, moment: Moment) -> Sets:
-        theta, counts = moment.theta, moment.counts
+        theta, counts = moment.theta, self.sizes(moment.step, moment.counts)
         floor = None if moment.grid is None else self.floor(moment.grid)
         if floor is not None:
             floor.check(counts)
@@ -204,7 +239,7 @@ class TopKAST(Method):
         return Sets.from_slots(within, backward)
 
     def choose_together(self, moments: Mapping[str, Moment]) -> dict[str, Sets]:
-        counts = [m.counts for m in moments.values()]
+        counts = [self.sizes(m.step, m.counts) for m in moments.values()]
         thetas = [m.theta for m in moments.values()]
         backward = top_together(thetas, [c.backward for c in counts])
         magnitudes = [theta.at(b) for theta, b in zip(thetas, backward, strict=True)]
@@ -214,4 +249,5 @@ class TopKAST(Method):
 
     def densities(self, step: int, counts: Counts) -> tuple[float, float]:
         explores = self.explore_until is None or step <= self.explore_until
-        return counts.forward_density, counts.backward_density if explores else counts.forward_density
+        forward, backward = super().densities(step, counts)
+        return forward, backward if explores else forward

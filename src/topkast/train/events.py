@@ -154,7 +154,7 @@ class Spending:
     def is_scheduled(self) -> bool:
         """Whether the cost of every step is known from its number."""
         method = self._trainer.method
-        return method is None or not method.resizes or type(method).densities is not Method.densities
+        return method is None or method.plans_sizes or type(method).densities is not Method.densities
 
     def of(self, step: int, at_last_look: float) -> float:
         """FLOPs of step number `step`; 1 is the first."""
