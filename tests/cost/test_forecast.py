@@ -228,6 +228,7 @@ def test_who_cannot_run_with_several_workers() -> None:
     assert why_alone(METHODS["SET"]) is None
     assert why_alone(METHODS["DSR"]) == "changes the sizes of its sets"
     assert why_alone(METHODS["RigL"]) is None
+    assert why_alone(topkast.Pruning(0.9, begin=1, end=9)) is None
 
 
 def test_memory_gives_room_in_proportion() -> None:

@@ -60,6 +60,18 @@ METHODS: dict[str, Callable[[], topkast.Method]] = {
         0.8, 0.6, refresh_every=2, exchange_every=2, exploration="random"
     ),
     "TopKAST_until": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=2, exchange_every=2, explore_until=6),
+    "TopKAST_annealed": lambda: topkast.TopKAST(
+        topkast.Anneal(0.0, 0.8, to_step=9), topkast.Anneal(0.0, 0.6, to_step=9), exchange_every=4
+    ),
+    "TopKAST_in_stages": lambda: topkast.TopKAST(
+        topkast.Stages({0: 0.9, 3: 0.5, 8: 0.8}),
+        0.3,
+        exchange_every=4,
+        exploration="random",
+        explore_until=10,
+    ),
+    "Pruning": lambda: topkast.Pruning(0.8, begin=2, end=9, update_every=3),
+    "Pruning_all": lambda: topkast.Pruning(0.8, begin=2, end=9, update_every=3, updates="all"),
     "Static": lambda: topkast.Static(0.8),
     "SET": lambda: topkast.SET(0.8, update_every=3),
     "RigL": lambda: topkast.RigL(0.8, update_every=3, t_end=30),
@@ -174,7 +186,7 @@ def same_in_other_set_ups(rank: int, folder: Path) -> None:
 
 @check
 def gradients_are_accumulated_without_sync(rank: int, folder: Path) -> None:
-    for method in ("TopKAST", "RigL"):
+    for method in ("TopKAST", "RigL", "TopKAST_annealed"):
         together = Training(METHODS[method]())
         assert isinstance(together.called, DistributedDataParallel)
         alone = Training(METHODS[method](), is_alone=True)
@@ -188,6 +200,105 @@ def gradients_are_accumulated_without_sync(rank: int, folder: Path) -> None:
                 training.optimizer.step()
                 training.optimizer.zero_grad()
         assert_alike(together, alone)
+
+
+@check
+def sizes_that_change_go_together_with_other_set_ups(rank: int, folder: Path) -> None:
+    method = METHODS["TopKAST_annealed"]
+    variants: list[dict[str, Any]] = [
+        {"attach_first": True, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)},
+        {"reservoir": "implicit"},
+        {"wrapper": {"gradient_as_bucket_view": True, "find_unused_parameters": True}},
+        {"wrapper": {"static_graph": True}},
+    ]
+    for options in variants:
+        together = Training(method(), **options).run(11, rank)
+        rest = {name: value for name, value in options.items() if name in ("optimizer", "reservoir")}
+        assert_alike(together, Training(method(), is_alone=True, **rest).run(11, None))
+
+
+@check
+def gradients_that_we_average_are_clipped_and_scaled_as_all_others(rank: int, folder: Path) -> None:
+    """Two backward passes, clipping between them and the step, and a step that a scaler skips."""
+    trainings = [Training(METHODS["TopKAST_annealed"](), is_alone=is_alone) for is_alone in (False, True)]
+    for training in trainings:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        is_alone = training is trainings[1]
+        for step in range(11):
+            ids = batch(step) if is_alone else batch(step)[4 * rank : 4 * rank + 4]
+            scaler.scale(1e-2 * training.sparse.penalty()).backward()
+            overflows = step == 5 and (is_alone or rank == 1)
+            scaler.scale(training.loss(ids) * (float("inf") if overflows else 1.0)).backward()
+            scaler.unscale_(training.optimizer)
+            nn.utils.clip_grad_norm_(training.model.parameters(), 0.05)
+            scaler.step(training.optimizer)
+            scaler.update()
+            training.optimizer.zero_grad()
+        assert training.sparse.weights["mid"].steps == 10
+    assert_alike(*trainings)
+
+
+@check
+def a_larger_module_must_leave_changing_values_alone(rank: int, folder: Path) -> None:
+    class Larger(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner, self.last = inner, nn.Linear(20, 20).double()
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.last(self.inner(ids))
+
+    for is_told in (False, True):
+        training = Training(METHODS["Pruning"](), is_alone=True)
+        training.sparse.detach(training.optimizer)
+        training.sparse.attach(training.optimizer)
+        torch.manual_seed(0)
+        larger = Larger(training.model)
+        if is_told:
+            topkast.distributed.keep_local(larger)
+        training.called = DistributedDataParallel(larger)
+        if is_told:
+            training.run(11, rank)
+            continue
+        with pytest.raises(RuntimeError, match=r"has taken 'embedding.weight'.*keep_local\(module\)"):
+            training.run(1, rank)
+
+
+@check
+def a_layer_that_one_rank_does_not_use_is_averaged(rank: int, folder: Path) -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.LayerNorm(8)
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, which: int) -> Tensor:
+            return self.dense(x) if which == 0 else self.b(self.a(self.dense(x)))
+
+    torch.manual_seed(0)
+    model = Gated().double()
+    sparse = topkast.sparsify(model, topkast.Pruning(0.8, begin=1, end=5, update_every=1))
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    before = sparse.weights["b"].theta()
+    for step in range(7):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(4, 8, dtype=torch.float64, generator=generator)
+        wrapped(x, (rank + step) % 2 if step else 0).square().sum().backward()
+        assert (model.b.weight.values.grad is None) == (step == 0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not torch.equal(sparse.weights["b"].theta(), before)
+
+
+@check
+def attached_before_the_ranks_met_is_refused(rank: int, folder: Path) -> None:
+    training = Training(METHODS["Pruning"]())
+    driver = training.sparse._driver
+    driver._averaging.remove()
+    driver._averaging = None  # as if there had been no process group yet
+    with pytest.raises(RuntimeError, match="call `attach` after `init_process_group`"):
+        training.run(1, rank)
 
 
 @check
@@ -306,9 +417,9 @@ def what_changes_its_sizes_is_refused(rank: int, folder: Path) -> None:
     methods = [
         topkast.DSR(0.8),
         topkast.STR(s_init=-2.0),
-        topkast.Pruning(0.8, begin=2, end=14),
         topkast.SNFS(0.8, t_end=9),
         topkast.TopKAST(0.8, 0.6, scope="global"),
+        topkast.TopKAST(topkast.Anneal(0.0, 0.8, to_step=9), 0.0, scope="global"),
     ]
     for method in methods:
         name = type(method).__name__

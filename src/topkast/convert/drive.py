@@ -14,12 +14,13 @@ from topkast.convert.attach import Attachment, innermost
 from topkast.convert.followers import Followers
 from topkast.convert.reminders import Reminders
 from topkast.core import agreement
+from topkast.core.averaging import Averaging
 from topkast.core.local import refuse_join, why_sharded
 from topkast.core.moment import Moment
 from topkast.core.ranks import Group, Ranks, check_alone, together
 from topkast.core.refresh import check_finite, move
 from topkast.core.select import generator_for
-from topkast.core.sets import Sets
+from topkast.core.sets import Counts, Sets
 from topkast.core.weight import SparseWeight
 from topkast.methods.base import Method, grows_by_gradient
 
@@ -47,6 +48,7 @@ class Driver:
         self.reminders = Reminders(method, weights)
         self._group: Group = None
         self._join_hook: Any = None
+        self._averaging: Averaging | None = None
 
     # ---- optimizers -----------------------------------------------------------------------------------
 
@@ -83,6 +85,8 @@ class Driver:
             )
         self.attachments.append(attachment)
         self._refuse_join()
+        if self.method.resizes and self._averaging is None and together(self._group) is not None:
+            self._averaging = Averaging(self.model, self.weights, self._group)
 
     def attach_copies(self, other: Driver, memo: Mapping[int, Any]) -> None:
         """Attaches the copies of this one's optimizers, by `copy.deepcopy`'s memo, to the copied model."""
@@ -103,6 +107,9 @@ class Driver:
             if attachment.optimizer is wanted:
                 attachment.detach()
                 self.attachments = [a for a in self.attachments if a is not attachment]
+                if not self.attachments and self._averaging is not None:
+                    self._averaging.remove()
+                    self._averaging = None
                 return
         raise ValueError("the optimizer is not attached")
 
@@ -132,7 +139,7 @@ class Driver:
                 f"{name} moves budgets between layers, so that one optimizer must hold the values of all "
                 f"of them; those of layer {missing!r} are not among its parameters"
             )
-        if self.method.resizes:
+        if not self.method.plans_sizes:
             check_alone(f"{name} changes the sizes of the sets", ranks)
 
     # ---- steps ----------------------------------------------------------------------------------------
@@ -144,6 +151,12 @@ class Driver:
         ranks = together(self._group)
         if ranks is not None:
             self._check_method(attachment.weights, ranks)  # they may have come together since
+            if self.method.resizes and self._averaging is None:
+                raise RuntimeError(
+                    f"{type(self.method).__name__} changes the sizes of the sets, so that their gradients "
+                    "are averaged here and not by DistributedDataParallel: call `attach` after "
+                    "`init_process_group`, and before the first backward pass"
+                )
             agreement.compare_all(attachment.weights, ranks)
             agreement.share_choices(attachment.weights, ranks)
             self._refuse_join()
@@ -242,7 +255,10 @@ class Driver:
 
     def _move(self, name: str, sets: Sets, explored: bool) -> None:
         weight = self.weights[name]
+        before = weight.counts
         slots = move(weight, sets, explored=explored)
+        if self.method.plans_sizes and _magnitude(before) != _magnitude(weight.counts):
+            weight.choices.zero_()  # another engine may be the fastest now
         if weight.driver is not None:
             weight.driver.state.carry(weight.values, slots)
         self.followers.carry(name, sets, slots)
@@ -287,6 +303,11 @@ class Driver:
             name,
             w.grid,
         )
+
+
+def _magnitude(counts: Counts) -> tuple[int, int]:
+    """How sparse a weight is, by powers of two."""
+    return (counts.numel // counts.forward).bit_length(), (counts.numel // counts.backward).bit_length()
 
 
 def _is_driven(weight: SparseWeight) -> bool:

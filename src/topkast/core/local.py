@@ -22,6 +22,8 @@ def keep_local(module: nn.Module) -> nn.Module:
     reservoirs are equal already, and large. `topkast.sparsify` and `topkast.Handle` do this for the model
     they are given; call it where a larger module is wrapped, before it is wrapped.
 
+    Values whose length changes are left alone too: their gradients are averaged by `core.averaging`.
+
     Args:
         module: What will be wrapped, with sparse layers somewhere in it.
 
@@ -32,7 +34,7 @@ def keep_local(module: nn.Module) -> nn.Module:
         f"{path}.{name}" if path else name
         for path, part in module.named_modules(remove_duplicate=False)
         if isinstance(part, SparseWeight)
-        for name, _ in part.named_buffers()
+        for name in _local_names(part)
     ]
     others = getattr(module, _LIST, ())
     # Private to torch, but the one way there is; without it the run is right, and sends more.
@@ -40,6 +42,11 @@ def keep_local(module: nn.Module) -> nn.Module:
         module, list(dict.fromkeys([*others, *ours]))
     )
     return module
+
+
+def _local_names(weight: SparseWeight) -> list[str]:
+    buffers = [name for name, _ in weight.named_buffers()]
+    return [*buffers, "values"] if weight.is_resizable else buffers
 
 
 def forget_local(module: nn.Module) -> None:

@@ -228,7 +228,7 @@ def seconds(num_bytes: float, gigabits: float) -> float:
 
 def why_alone(method: Method) -> str | None:
     """Why a method cannot run with several workers, as `Handle.attach` refuses it, or None if it can."""
-    return "changes the sizes of its sets" if method.resizes else None
+    return None if method.plans_sizes else "changes the sizes of its sets"
 
 
 def _parameters(found: Survey) -> Parameters:

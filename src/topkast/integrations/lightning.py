@@ -14,6 +14,7 @@ except ImportError as error:
 from torch.optim import Optimizer
 
 from topkast.convert import Handle
+from topkast.core.local import keep_local
 from topkast.integrations import check_penalty, figures
 
 
@@ -36,6 +37,9 @@ class TopKASTCallback(Callback):
         self.sparse = sparse
         self.penalty, self.power, self._logs = penalty, power, log
         self._attached: list[Optimizer] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        keep_local(pl_module)  # before DistributedDataParallel wraps it
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._let_go()
