@@ -84,7 +84,7 @@ def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
 def _summary(run: Run) -> str:
     """Network and references, a row each: at equal steps and at equal time."""
     held = math.nan if run.bytes is None else run.bytes.sparse
-    rows = [(run.name, run.last.quality, run.points, run.parameters["used"], run.seconds_per_step, held)]
+    rows = [(run.name, run.last.quality, run.points, run.used, run.seconds_per_step, held)]
     rows += [
         (other.name, other.quality, other.points, other.parameters, other.seconds_per_step, other.bytes)
         for other in run.references.values()

@@ -152,6 +152,35 @@ def reservoir_figure(run: Run) -> Any:
 
 
 @styled
+def density_figure(run: Run) -> Any:
+    """|A|/n and |B|/n at each record, from those of the start: minimum, mean, maximum over layers."""
+    figure, axes = new_figure()
+    steps = [0, *(point.step for point in run.points)]
+    for order, (field, name) in enumerate((("forward", "A"), ("backward", "B"))):
+        rows = [[100 * getattr(layer, field) / layer.numel for layer in run.layers.values()]]
+        rows += [
+            [
+                _percentage(getattr(p.layers[name], field), layer.numel)
+                for name, layer in run.layers.items()
+                if name in p.layers
+            ]
+            for p in run.points
+        ]
+        draw_band(axes, steps, rows, LINES[order], name)
+    axes.set_xlabel("step")
+    axes.set_ylabel("share of a layer's weights")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(load_matplotlib()[1].FuncFormatter(lambda y, _: f"{y:g} %"))
+    legend(figure, axes)
+    return figure
+
+
+def _percentage(size: int | None, numel: int) -> float:
+    return math.nan if size is None else 100 * size / numel
+
+
+@styled
 def size_figure(run: Run) -> Any:
     """Mean |θ| on A and on B∖A."""
     return _sets_figure(run, [("mean_a", "A"), ("mean_explored", "B∖A")], "mean |θ|", 1)

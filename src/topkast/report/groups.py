@@ -82,13 +82,7 @@ class Group:
     @property
     def parameters(self) -> float:
         """In use at the end: with pruning they are fewer than at the start."""
-        run = self.first
-        gone = [
-            run.layers[name].forward - point.forward
-            for name, point in run.last.layers.items()
-            if name in run.layers and point.forward is not None
-        ]
-        return run.parameters["used"] - sum(gone)
+        return self.first.used
 
     @property
     def points(self) -> list[Progress]:

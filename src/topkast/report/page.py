@@ -18,6 +18,7 @@ from topkast.report.charts import (
     AXES,
     Curves,
     change_figure,
+    density_figure,
     has_masks,
     loss_figure,
     memory_figure,
@@ -180,6 +181,7 @@ def _losses(curves: Curves) -> list[Drawing]:
 
 def _masks(run: Run) -> list[Drawing]:
     return [
+        *([_densities(run)] if run.has_other_sizes else []),
         Drawing(
             "mask_change",
             "How the mask changes",
@@ -204,6 +206,11 @@ def _masks(run: Run) -> list[Drawing]:
             size_figure(run),
         ),
     ]
+
+
+def _densities(run: Run) -> Drawing:
+    caption = "|A| and |B| as shares of a layer's weights: mean over layers, and a band from least to most."
+    return Drawing("densities", "How dense the sets are", caption, density_figure(run))
 
 
 def _costs(run: Run) -> list[Drawing]:

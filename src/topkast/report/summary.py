@@ -88,10 +88,8 @@ def _shares(run: Run) -> list[str]:
     if not run.is_sparse:
         return []
     found = {
-        "parameters": of_whole(run.parameters.get("used", math.nan), run.parameters.get("dense", math.nan)),
-        "FLOPs": of_whole(
-            run.flops_per_step.get("sparse", math.nan), run.flops_per_step.get("dense", math.nan)
-        ),
+        "parameters": of_whole(run.used, run.parameters.get("dense", math.nan)),
+        "FLOPs": of_whole(run.flops_in_step, run.flops_per_step.get("dense", math.nan)),
         "bytes": math.nan if run.bytes is None else of_whole(run.bytes.sparse, run.bytes.dense),
     }
     dense = dense_reference(run)
@@ -119,8 +117,8 @@ def _quality(run: Run) -> Tile:
 
 
 def _parameters(run: Run) -> Tile | None:
-    used, dense = run.parameters.get("used"), run.parameters.get("dense")
-    if used is None:
+    used, dense = run.used, run.parameters.get("dense")
+    if math.isnan(used):
         return None
     notes = (
         [] if dense is None or not run.is_sparse else [f"{percent(of_whole(used, dense))} of {count(dense)}"]
@@ -154,10 +152,10 @@ def _time(run: Run) -> Tile:
 
 
 def _flops(run: Run) -> Tile | None:
-    sparse, dense = run.flops_per_step.get("sparse"), run.flops_per_step.get("dense")
-    if sparse is None:
+    sparse, dense = run.flops_in_step, run.flops_per_step.get("dense")
+    if math.isnan(sparse):
         return None
-    notes = []
+    notes = ["mean of the run"] if run.has_other_sizes else []
     if dense is not None and run.is_sparse:
         notes.append(f"{percent(of_whole(sparse, dense))} of dense, {flops(dense)}")
     return Tile("FLOPs per step", flops(sparse), notes)

@@ -231,6 +231,33 @@ class Run(Start):
         return self.last.seconds / self.last.step if self.last.step else math.nan
 
     @property
+    def used(self) -> float:
+        """Parameters in use at the last record; with a schedule of sizes not those of the start."""
+        gone = [
+            self.layers[name].forward - point.forward
+            for name, point in self.last.layers.items()
+            if name in self.layers and point.forward is not None
+        ]
+        return self.parameters.get("used", math.nan) - sum(gone)
+
+    @property
+    def has_other_sizes(self) -> bool:
+        """Whether |A| or |B| of a layer was ever recorded as another than at the start."""
+        return any(
+            (point.forward, point.backward) not in ((None, None), (layer.forward, layer.backward))
+            for record in self.points
+            for name, layer in self.layers.items()
+            if (point := record.layers.get(name)) is not None
+        )
+
+    @property
+    def flops_in_step(self) -> float:
+        """FLOPs of a step: as at the start, or the mean of the run where sizes have changed."""
+        if self.has_other_sizes and self.last.step:
+            return self.last.flops / self.last.step
+        return self.flops_per_step.get("sparse", math.nan)
+
+    @property
     def bytes(self) -> Bytes | None:
         """None if they were not counted, as in a run that has not ended."""
         return None if self.end is None else self.end.bytes
