@@ -113,6 +113,15 @@ def test_pruning_says_what_its_bytes_are(capsys: pytest.CaptureFixture[str]) -> 
     assert "change their sizes by a schedule" in out.replace("\n", " ")
 
 
+def test_annealing_is_planned_at_its_largest(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ("--steps", "1000", "--anneal", "linear", "--anneal-until", "0.5", "--exchange-every", "1")
+    out = plan(capsys, "mlp", *steps, "--anneal-from", "0.45", "--workers", "2")
+    assert row(out, "values")[2] == "60.0%"  # B starts half the way to its 80 %
+    assert row(out, "forward")[2] == "10.0%"
+    assert "change their sizes by a schedule" in out.replace("\n", " ")
+    assert "cannot run with several workers" not in out.replace("\n", " ")
+
+
 def test_figures_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "plan.json"
     out = plan(

@@ -8,6 +8,7 @@ from torch import nn
 
 import topkast
 from topkast.core.moment import Moment
+from topkast.methods.named import Choice, named_method
 
 
 @pytest.mark.parametrize(
@@ -129,3 +130,25 @@ def test_after_explore_until_nothing_outside_a_moves_whatever_the_optimizer_hold
             assert not moved[~b].any()
             if step < 10:
                 assert moved[b & ~a].any()
+
+
+def test_annealing_by_name_takes_both_sets_the_same_share_of_the_way() -> None:
+    method = named_method("topkast", Choice(0.9, 0.6, anneal="linear", anneal_from=0.3, steps=1000))
+    assert method == topkast.TopKAST(
+        topkast.Anneal(0.3, 0.9, to_step=750, form="linear"),
+        topkast.Anneal(0.2, 0.6, to_step=750, form="linear"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("topkast", {"anneal_from": 0.5}, "`anneal_from` needs `anneal`, the form: linear, cubic or cosine"),
+        ("topkast", {"anneal": "cubic"}, "`anneal` goes by shares of the run: give `steps`"),
+        ("topkast", {"anneal": "cubic", "anneal_from": 0.95, "steps": 9}, r"not exceed `forward_sparsity` \(0.9\), got 0.95"),
+        ("rigl", {"anneal": "cubic", "steps": 9}, "rigl has no `anneal`"),
+    ],
+)  # fmt: skip
+def test_bad_options_of_annealing(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        named_method(name, Choice(**options))

@@ -20,6 +20,7 @@ import pytest
 
 from store.raw_record import read_lines
 from store.test_checkpoint_files import forge_file
+from topkast.report import write_report
 from topkast.store import checkpoint
 from topkast.store.record import read_run
 from topkast.train import job, session, trained
@@ -81,13 +82,38 @@ def test_a_job_leaves_its_record_configuration_and_checkpoints(text_file: Path, 
     assert record(again) == lines
 
 
+def test_an_annealed_run_records_its_sizes_and_has_references_of_the_final_one(
+    text_file: Path, tmp_path: Path
+) -> None:
+    annealed = {"anneal": "linear", "anneal_from": 0.3, "anneal_until": 0.5, "exchange_every": 4}
+    config = small(text_file, run={"reference": ["static"]}, method=annealed)
+    job.start(config, tmp_path / "run", Quiet())
+    run = read_run(tmp_path / "run")
+    name, layer = next(iter(run.layers.items()))
+    sizes = [point.layers[name].forward for point in run.points]
+    assert layer.forward == round(0.7 * layer.numel)
+    assert sizes[-1] == round(0.1 * layer.numel)
+    assert sizes == sorted(sizes, reverse=True)
+    assert run.name == "Top-KAST 90/80 % (annealed)"
+    assert run.used == pytest.approx(run.references["fixed random mask 90 %"].parameters, rel=0.01)
+    assert run.flops_in_step < run.flops_per_step["sparse"]
+    assert 'anneal = "linear"' in (tmp_path / "run/config.toml").read_text()
+    assert "How dense the sets are" in write_report(run).read_text()
+
+
 class Crash(BaseException):
     """Ends a run without a word, like a kill that Python survives."""
 
 
 @pytest.mark.parametrize(
     "method",
-    [{}, {"method": "rigl", "t_end": 15}, {"method": "dsr"}, {"method": "dense", "refresh_every": None}],
+    [
+        {},
+        {"anneal": "cubic", "exchange_every": 4},
+        {"method": "rigl", "t_end": 15},
+        {"method": "dsr"},
+        {"method": "dense", "refresh_every": None},
+    ],
 )
 @pytest.mark.parametrize("step", [1, 4, 10, 19])
 def test_a_run_that_crashed_goes_on_bit_for_bit(

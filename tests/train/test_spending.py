@@ -36,6 +36,7 @@ def config(**method: object) -> Config:
         {"method": "pruning", "refresh_every": 2},
         {"method": "topkast", "backward_sparsity": 0.5},
         {"method": "topkast", "backward_sparsity": 0.0, "t_end": 6},
+        {"method": "topkast", "backward_sparsity": 0.5, "anneal": "linear", "exchange_every": 3},
     ],
     ids=lambda m: str(m["method"]),
 )

@@ -75,6 +75,11 @@ def _add_method(group: Any) -> None:
     group.add_argument("--begin", type=int, metavar="T", help="step at which pruning begins (a quarter)")
     end = "step at which the schedule ends (rigl, pruning: three quarters; snfs: the end; topkast: never)"
     group.add_argument("--t-end", type=int, metavar="T", help=end)
+    anneal = "go from dense to the sparsities along: linear, cubic or cosine (topkast)"
+    group.add_argument("--anneal", choices=("linear", "cubic", "cosine"), metavar="FORM", help=anneal)
+    group.add_argument("--anneal-from", type=float, metavar="S", help="forward sparsity it starts at (0)")
+    until = "share of the run in which it gets there (0.75)"
+    group.add_argument("--anneal-until", type=float, metavar="SHARE", help=until)
 
 
 def run(options: argparse.Namespace) -> None:

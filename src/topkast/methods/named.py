@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from topkast.core.anneal import Anneal
 from topkast.core.distribution import nearest
 from topkast.methods import DNW, DSR, SET, SNFS, STR, DeepR, Dense, Method, Pruning, RigL, Static, TopKAST
 
@@ -28,6 +29,10 @@ class Choice:
         min_fan_in: How many elements of Top-KAST's A each output of a layer keeps at least.
         min_fan_out: The same for each input.
         decay: λ of Top-KAST's penalty, if that is decoupled from the gradient.
+        anneal: Form along which Top-KAST's sparsities are annealed; None for not at all.
+        anneal_from: The forward sparsity that they start at, 0 by default; B's starts at the same share of
+            its own.
+        anneal_until: Share of the run in which they arrive, 0.75 by default.
         steps: Of the run, from which `begin` and `t_end` follow where they are not given.
     """
 
@@ -45,6 +50,9 @@ class Choice:
     min_fan_in: int | None = None
     min_fan_out: int | None = None
     decay: float | None = None
+    anneal: str | None = None
+    anneal_from: float | None = None
+    anneal_until: float | None = None
 
     def forward(self) -> float:
         return 0.9 if self.forward_sparsity is None else self.forward_sparsity
@@ -81,10 +89,54 @@ TOPKAST = (
 )  # fmt: skip
 
 
+ANNEAL = ("anneal", "anneal_from", "anneal_until")
+
+
 def _topkast(c: Choice) -> Method:
     said = {name: getattr(c, name) for name in ("refresh_every", *TOPKAST, "decay")}
     chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    return TopKAST(c.forward(), c.backward(), explore_until=c.t_end, **chosen)
+    return TopKAST(*_sparsities(c), explore_until=c.t_end, **chosen)
+
+
+def annealing(c: Choice) -> dict[str, Any]:
+    """The options of annealing with their defaults; nothing where there is none.
+
+    Raises:
+        ValueError: Options without a form.
+    """
+    if c.anneal is not None:
+        return {
+            "anneal": c.anneal,
+            "anneal_from": 0.0 if c.anneal_from is None else c.anneal_from,
+            "anneal_until": 0.75 if c.anneal_until is None else c.anneal_until,
+        }
+    for name in ("anneal_from", "anneal_until"):
+        if getattr(c, name) is not None:
+            raise ValueError(f"`{name}` needs `anneal`, the form: linear, cubic or cosine")
+    return {}
+
+
+def _sparsities(c: Choice) -> tuple[Any, Any]:
+    """Of A and B: numbers, or schedules. Both are always the same share of the way from dense to the end.
+
+    Raises:
+        ValueError: The start is sparser than the end, or the steps of the run are not known.
+    """
+    forward, backward = c.forward(), c.backward()
+    options = annealing(c)
+    if not options:
+        return forward, backward
+    start, form = options["anneal_from"], options["anneal"]
+    if start > forward:
+        raise ValueError(f"`anneal_from` must not exceed `forward_sparsity` ({forward!r}), got {start!r}")
+    if c.steps is None:
+        raise ValueError("`anneal` goes by shares of the run: give `steps`")
+    end = max(1, round(options["anneal_until"] * c.steps))
+    ratio = start / forward if forward else 0.0
+    schedules = [
+        Anneal(round(ratio * final, 12), final, to_step=end, form=form) for final in (forward, backward)
+    ]
+    return schedules[0], schedules[1]
 
 
 def _rigl(c: Choice) -> Method:
@@ -122,7 +174,7 @@ class Named:
 
 _ONE = ("forward_sparsity", "refresh_every")
 METHODS: Mapping[str, Named] = {
-    "topkast": Named(_topkast, "Top-KAST", (*_ONE, "backward_sparsity", "t_end", *TOPKAST)),
+    "topkast": Named(_topkast, "Top-KAST", (*_ONE, "backward_sparsity", "t_end", *TOPKAST, *ANNEAL)),
     "static": Named(lambda c: Static(c.forward()), "static", ("forward_sparsity",), "fixed random mask"),
     "set": Named(lambda c: SET(c.forward(), **c.every("update_every")), "SET", _ONE, is_occasional=True),
     "rigl": Named(_rigl, "RigL", (*_ONE, "t_end"), is_occasional=True),
@@ -162,4 +214,6 @@ def title_of(name: str, method: Method) -> str:
     words = [entry.words or entry.title, *(["/".join(f"{100 * s:g}" for s in pair) + " %"] if pair else [])]
     if getattr(method, "exploration", None) == "random":
         words.append("(random)")
+    if getattr(method, "has_schedule", False):
+        words.append("(annealed)")
     return " ".join(words)

@@ -118,6 +118,21 @@ class MethodOptions:
     min_fan_out: int | None = option(
         int, None, "weights of A that each input of a layer keeps (0; topkast)", least=0, metavar="N"
     )
+    anneal: str | None = option(
+        str, None, "go from dense to the sparsities along: linear, cubic or cosine (topkast)",
+        choices=("linear", "cubic", "cosine"), metavar="FORM",
+    )  # fmt: skip
+    anneal_from: float | None = option(
+        float, None, "the forward sparsity it starts at (0; topkast)", least=0, most=1, metavar="S"
+    )
+    anneal_until: float | None = option(
+        float,
+        None,
+        "share of the run in which it gets there (0.75; topkast)",
+        least=0,
+        most=1,
+        metavar="SHARE",
+    )
     distribution: str = option(str, "uniform", "uniform, er or erk", choices=("uniform", "er", "erk"))
     budget: str = option(
         str, "layers", "layers (sparsities are those of each) or model (of all parameters together)",

@@ -18,7 +18,7 @@ from topkast.core.initial import Initial, Normal, Scaled, parts_of
 from topkast.data.datasets import DATA_SETS
 from topkast.methods import TopKAST
 from topkast.methods.base import Method
-from topkast.methods.named import OPTIONS, TOPKAST, Choice, named_method
+from topkast.methods.named import ANNEAL, OPTIONS, TOPKAST, Choice, annealing, named_method
 from topkast.models.network import Network
 from topkast.models.transformer_xl import INITIAL_STD, initialise
 from topkast.nn.find import find, wanted_groups
@@ -59,7 +59,8 @@ def _settings(config: Config, steps: int) -> dict[str, Any]:
         return {}
     method = make_method(config.with_values({"train": {"steps": steps}}))
     assert isinstance(method, TopKAST)
-    return {name: getattr(method, name) for name in ("refresh_every", *TOPKAST)}
+    own = {name: getattr(method, name) for name in ("refresh_every", *TOPKAST)}
+    return {**own, **annealing(Choice(**{name: getattr(config.method, name) for name in ANNEAL}))}
 
 
 def make_method(config: Config) -> Method | None:
