@@ -140,6 +140,21 @@ def test_stats_and_flops_are_those_of_the_step(reservoir: Any) -> None:
     assert run.forward_density == pytest.approx(sum(forward) / 45)
 
 
+def test_engines_are_measured_again_when_a_layer_is_twice_as_sparse() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 20))
+    method = TopKAST(Stages({0: 0.0, 2: 0.45, 4: 0.6}), 0.0, exchange_every=2)
+    sparse = topkast.sparsify(model, method, engine="auto")
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    sparse.expects_penalty = False
+    choices, decided = sparse.weights["0"].choices, []
+    for _ in range(6):
+        model(torch.randn(4, 30)).square().mean().backward()
+        optimizer.step()
+        decided.append(bool(choices.any()))
+    assert decided == [True, True, True, False, True, True]  # 55 % is still above the half
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

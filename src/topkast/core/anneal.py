@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 from topkast.core.schedule import check_fraction, check_interval, check_share, check_steps
@@ -265,7 +266,7 @@ class Course:
     finals: tuple[float, float]
     every: int
 
-    @property
+    @cached_property
     def knots(self) -> tuple[int, ...]:
         """Of both, increasing."""
         both = (schedule.knots for schedule in (self.forward, self.backward) if schedule is not None)
@@ -280,8 +281,22 @@ class Course:
         """|A| and |B| once `step` steps have been taken, of a layer with these in the end."""
         if step >= self.end:
             return final
-        last = max([step - step % self.every, *(knot for knot in self.knots if knot <= step)])
-        (a, a_final), (b, b_final) = self._sparsities(last)
+        last = step - step % self.every
+        for knot in self.knots:
+            if last < knot <= step:
+                last = knot
+        known = self._known.get(final)
+        if known is None or known[0] != last:
+            known = self._known[final] = last, self._after(last, final)
+        return known[1]
+
+    @cached_property
+    def _known(self) -> dict[Counts, tuple[int, Counts]]:
+        """By layer the last answer: accounting asks for every step, and sizes stay for many."""
+        return {}
+
+    def _after(self, exchange: int, final: Counts) -> Counts:
+        (a, a_final), (b, b_final) = self._sparsities(exchange)
         forward = _size(final.numel, final.forward, a, a_final)
         backward = _size(final.numel, final.backward, b, b_final)
         return Counts(final.numel, forward, max(forward, backward))

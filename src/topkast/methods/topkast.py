@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -145,7 +146,7 @@ class TopKAST(Method):
         schedules = {n: schedule_from(data) for n, data in found.items() if data is not None}
         return cls(**{**settings, **schedules})
 
-    @property
+    @cached_property
     def _course(self) -> Course:
         finals = (self.forward_sparsity, self.backward_sparsity)
         return Course(self.forward_schedule, self.backward_schedule, finals, self.exchange_every)
