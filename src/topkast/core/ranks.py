@@ -127,6 +127,7 @@ def check_alone(what: str, ranks: Ranks | None) -> None:
     if ranks is not None:
         raise RuntimeError(
             f"{what} within one process only: {ranks.count} processes are training here; "
-            "use a method whose sizes follow from the step, such as TopKAST with scope='layer', or one process. "
+            "use one process, or a method whose sizes follow from the step, such as TopKAST with "
+            "scope='layer'. "
             'If each process trains a model of its own, say so: `attach(optimizer, process_group="alone")`'
         )

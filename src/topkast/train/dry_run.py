@@ -27,10 +27,12 @@ def dry_run(config: Config) -> str:
     """
     task, is_here = _task(config)
     config = resolve(config, task)
-    found = _planned(config, task)
-    steps, flops = config.train.steps, found.step
+    steps = config.train.steps
+    found = _planned(config, task, steps)
+    flops, run = found.step, found.run
     used, dense = found.parameters.used, found.parameters.dense
     assert steps is not None
+    assert run is not None
     is_dense = config.method.method == "dense"
     held = found.dense_bytes if is_dense else found.sparse_bytes
     lines = [
@@ -38,7 +40,7 @@ def dry_run(config: Config) -> str:
         f"network: {task.network().name}, {dense:,} parameters",
         f"parameters in use: {used:,} of {dense:,} ({used / dense:.1%})",
         f"FLOPs of a step: {_scaled(flops.total)}, {flops.training_fraction:.1%} of dense; "
-        f"of {steps:,} steps: {_scaled(flops.total * steps)}",
+        f"of {steps:,} steps: {_scaled(run.total)}",
         f"bytes of weights, gradients, optimizer and sets: {_bytes(held)} "
         f"({_bytes(found.dense_bytes)} dense)",
     ]
@@ -71,7 +73,7 @@ def _task(config: Config) -> tuple[Task, bool]:
         return make_task(config, is_unread=True), False
 
 
-def _planned(config: Config, task: Task, steps: int | None = None) -> Forecast:
+def _planned(config: Config, task: Task, steps: int | None) -> Forecast:
     options, train = config.method, config.train
     with torch.device("meta"):
         model, example = task.network().build(), task.example()
