@@ -44,8 +44,10 @@ def test_the_choice_is_that_of_the_twin(dtype: torch.dtype, numbers: list[float]
     for scale, favour in ((1.0, 1.0), (0.9, 1.0), (1.3, 1.7), (1.3, 2.0), (1.2, 2.0)):
         found = within.choose(values * scale, active, k, favour)
         expected = within_portable(favoured(values * scale, active, favour), active, k)
+        if expected is None:  # twice the largest number is too large
+            assert found is None
+            continue
         assert found is not None
-        assert expected is not None
         assert torch.equal(found[0], expected[0])
         assert found[1] == expected[1]
 

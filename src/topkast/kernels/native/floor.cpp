@@ -186,7 +186,7 @@ std::vector<Element<KeyOf<T>>> bottom_of(const T* values, const Places<P>& place
   for (int64_t base = 0; base < n; base += kPiece) {
     const int64_t count = std::min(kPiece, n - base);
     // What is above the band is chosen, and what is below is not: no flag is wrong, and what is inside is marked.
-    kernels<T>().scan(values + base, chosen + base, count, band, marks);
+    kernels<T>().scan(values + base, chosen + base, count, band, T(1), marks);
     for (int64_t i = 0; i < count; i += 64)
       for (uint64_t word = marks[i / 64]; word; word &= word - 1) {
         const int64_t slot = base + i + __builtin_ctzll(word);
