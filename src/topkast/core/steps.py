@@ -7,6 +7,7 @@ from torch import Tensor
 
 from topkast.core.select import by_flag
 from topkast.core.weight import SparseWeight
+from topkast.kernels import passes
 
 
 @torch.no_grad()
@@ -23,11 +24,14 @@ def shorten_step_(weight: SparseWeight, before: Tensor, factor: float) -> None:
         before: Its values before, which are overwritten.
         factor: At least 0.
     """
-    after = weight.values.detach()
+    after, active = weight.values.detach(), weight.active
     if factor == 0:  # not 0·(θ - θ_before), which is NaN where a step was infinite
-        weight.values.copy_(torch.where(weight.active, after, before))
+        weight.values.copy_(torch.where(active, after, before))
+    elif _is_native(after, active) and before.is_contiguous():
+        passes.shorten_step_(after, before, active, factor)
+        _note_change(weight.values)
     else:
-        weight.values.copy_(before.lerp_(after, by_flag(weight.active, 1.0, factor, before)))
+        weight.values.copy_(torch.where(active, after, before + factor * (after - before)))
 
 
 @torch.no_grad()
@@ -37,4 +41,18 @@ def decay_(weight: SparseWeight, on_a: float, outside: float) -> None:
     θ ← θ - on_a·θ   on A,       θ ← θ - outside·θ   on B∖A
     """
     inside, beyond = (max(0.0, 1.0 - share) for share in (on_a, outside))
-    weight.values.mul_(by_flag(weight.active, inside, beyond, weight.values))
+    values, active = weight.values.detach(), weight.active
+    if _is_native(values, active):
+        passes.decay_(values, active, inside, beyond)
+        _note_change(weight.values)
+    else:
+        weight.values.mul_(by_flag(active, inside, beyond, values))
+
+
+def _is_native(values: Tensor, active: Tensor) -> bool:
+    return passes.can_select(values) and active.is_cpu and values.is_contiguous() and active.is_contiguous()
+
+
+def _note_change(values: Tensor) -> None:
+    """Tells autograd, and whoever keeps something that follows from the values, that they have changed."""
+    torch.autograd.graph.increment_version(values)

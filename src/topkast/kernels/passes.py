@@ -102,6 +102,18 @@ def penalty_grad(values: Tensor, active: Tensor, outside: float, power: int, fac
     return out
 
 
+def shorten_step_(values: Tensor, before: Tensor, active: Tensor, factor: float) -> None:
+    """Sets values to before + factor·(values - before) where not active. All are contiguous."""
+    n, function = values.numel(), getattr(_native, f"shorten_step_{_SUFFIX[values.dtype]}")
+    function(values.data_ptr(), before.data_ptr(), active.data_ptr(), n, factor, threads_for(n))
+
+
+def decay_(values: Tensor, active: Tensor, inside: float, outside: float) -> None:
+    """Multiplies values by `inside` where active, by `outside` elsewhere. Both are contiguous."""
+    n, function = values.numel(), getattr(_native, f"decay_{_SUFFIX[values.dtype]}")
+    function(values.data_ptr(), active.data_ptr(), n, inside, outside, threads_for(n))
+
+
 def locate(before: Tensor, after: Tensor) -> Tensor:
     """See `core.select.locate`: in one pass over both lists, threaded."""
     assert _native is not None  # `is_present` was asked

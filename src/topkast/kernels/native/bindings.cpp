@@ -123,6 +123,20 @@ void penalty_grad_of(Address values, Address active, int64_t n, double outside, 
 }
 
 template <typename T>
+void shorten_step_of(Address values, Address before, Address active, int64_t n, double factor, int num_threads) {
+  if (n < 0) throw std::invalid_argument("a size must not be negative");
+  shorten_step(checked<T>("values", values, n, n), checked<const T>("before", before, n, n),
+               checked<const uint8_t>("active", active, n, n), n, factor, checked_threads(num_threads));
+}
+
+template <typename T>
+void decay_of(Address values, Address active, int64_t n, double inside, double outside, int num_threads) {
+  if (n < 0) throw std::invalid_argument("a size must not be negative");
+  decay(checked<T>("values", values, n, n), checked<const uint8_t>("active", active, n, n), n, inside, outside,
+        checked_threads(num_threads));
+}
+
+template <typename T>
 void product(const Plan& plan, bool transpose, Address values, int64_t num_values, Address x, int64_t x_length,
              int64_t tokens, Address bias, int64_t bias_length, Address y, int64_t y_length, int num_threads) {
   const std::shared_lock<std::shared_mutex> together(plan.mutex());
@@ -364,6 +378,10 @@ NB_MODULE(_native, m) {
   m.def("penalty_double", &penalty_of<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("penalty_grad_float", &penalty_grad_of<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("penalty_grad_double", &penalty_grad_of<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("shorten_step_float", &shorten_step_of<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("shorten_step_double", &shorten_step_of<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("decay_float", &decay_of<float>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("decay_double", &decay_of<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("few_float", &few<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("few_double", &few<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("lookup_float", &lookup<float>, nb::call_guard<nb::gil_scoped_release>());

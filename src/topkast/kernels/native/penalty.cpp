@@ -56,9 +56,28 @@ void penalty_grad(const T* values, const uint8_t* active, int64_t n, double outs
   }
 }
 
-#define TOPKAST_INSTANTIATE(T)                                                     \
-  template double penalty<T>(const T*, const uint8_t*, int64_t, double, int, int); \
-  template void penalty_grad<T>(const T*, const uint8_t*, int64_t, double, int, double, T*, int);
+template <typename T>
+void shorten_step(T* values, const T* before, const uint8_t* active, int64_t n, double factor, int num_threads) {
+  const T outside = static_cast<T>(factor);
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (int64_t i = 0; i < n; ++i) {
+    const T value = values[i], start = before[i], shortened = start + outside * (value - start);
+    values[i] = active[i] ? value : shortened;
+  }
+}
+
+template <typename T>
+void decay(T* values, const uint8_t* active, int64_t n, double inside, double outside, int num_threads) {
+  const T in_a = static_cast<T>(inside), elsewhere = static_cast<T>(outside);
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (int64_t i = 0; i < n; ++i) values[i] *= active[i] ? in_a : elsewhere;
+}
+
+#define TOPKAST_INSTANTIATE(T)                                                                    \
+  template double penalty<T>(const T*, const uint8_t*, int64_t, double, int, int);                \
+  template void penalty_grad<T>(const T*, const uint8_t*, int64_t, double, int, double, T*, int); \
+  template void shorten_step<T>(T*, const T*, const uint8_t*, int64_t, double, int);              \
+  template void decay<T>(T*, const uint8_t*, int64_t, double, double, int);
 TOPKAST_INSTANTIATE(float)
 TOPKAST_INSTANTIATE(double)
 

@@ -1,4 +1,5 @@
-// The exploration penalty in one pass over |B| numbers, and its gradient in another.
+// What is done with all |B| numbers by flag, one pass each: the exploration penalty, its gradient, shorter steps,
+// decay.
 #pragma once
 
 #include <cstdint>
@@ -14,5 +15,13 @@ double penalty(const T* values, const uint8_t* active, int64_t n, double outside
 template <typename T>
 void penalty_grad(const T* values, const uint8_t* active, int64_t n, double outside, int power, double factor, T* out,
                   int num_threads);
+
+// value = before + factor * (value - before) outside of A.
+template <typename T>
+void shorten_step(T* values, const T* before, const uint8_t* active, int64_t n, double factor, int num_threads);
+
+// value *= inside in A, *= outside elsewhere.
+template <typename T>
+void decay(T* values, const uint8_t* active, int64_t n, double inside, double outside, int num_threads);
 
 }  // namespace topkast
