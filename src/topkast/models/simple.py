@@ -26,6 +26,30 @@ class MLP(nn.Sequential):
         return super().forward(input.flatten(1))
 
 
+class AbsTopK(nn.Module):
+    """Keeps the largest magnitudes of each vector, and zero for the rest.
+
+    y = x on TopK(|x|, share·n), 0 elsewhere; the gradient goes to what was kept.
+
+    Args:
+        share: Of the n entries of the last dimension; at least one is kept.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        if not 0 < share <= 1:
+            raise ValueError(f"`share` must be above 0 and at most 1, got {share!r}")
+        self.share = share
+
+    def forward(self, input: Tensor) -> Tensor:
+        kept = max(1, round(self.share * input.shape[-1]))
+        places = input.abs().topk(kept, dim=-1, sorted=False).indices
+        return torch.zeros_like(input).scatter(-1, places, input.gather(-1, places))
+
+    def extra_repr(self) -> str:
+        return f"share={self.share}"
+
+
 class Decoder(nn.Module):
     """Predicts the next symbol at every position, by pre-norm blocks of causal attention and feed-forward.
 
@@ -35,14 +59,24 @@ class Decoder(nn.Module):
         depth: Number of blocks.
         num_heads: Attention heads; divides `width`.
         window: The longest sequence.
+        active_share: Share of the entries that `AbsTopK` leaves, of what each part reads from the residual
+            stream and of the neurons of feed-forward parts. 1 leaves all: there is no `AbsTopK`.
     """
 
-    def __init__(self, num_symbols: int, width: int, depth: int, num_heads: int, window: int) -> None:
+    def __init__(
+        self,
+        num_symbols: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        window: int,
+        active_share: float = 1.0,
+    ) -> None:
         super().__init__()
         self.window = window
         self.embedding = nn.Embedding(num_symbols, width)
         self.position = nn.Parameter(torch.zeros(window, width))
-        self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, num_heads, active_share) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_symbols)
         self.reset_parameters()
@@ -62,9 +96,10 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, num_heads: int) -> None:
+    def __init__(self, width: int, num_heads: int, active_share: float = 1.0) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.keep = nn.Identity() if active_share == 1 else AbsTopK(active_share)
         self.norm1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -73,8 +108,8 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        h = h + self.out(self._attend(self.qkv(self.norm1(h))))
-        return h + self.down(F.gelu(self.up(self.norm2(h))))
+        h = h + self.out(self._attend(self.qkv(self.keep(self.norm1(h)))))
+        return h + self.down(self.keep(F.gelu(self.up(self.keep(self.norm2(h))))))
 
     def _attend(self, qkv: Tensor) -> Tensor:
         batch, length, _ = qkv.shape

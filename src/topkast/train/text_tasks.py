@@ -36,6 +36,7 @@ class TextTask(Task):
     depth: int = 2
     heads: int = 4
     window: int = 128
+    active_share: float = 1.0
     batch: int = 16
     is_unread: bool = False
 
@@ -68,11 +69,13 @@ class TextTask(Task):
             check_length(list(parts.items()), self.window, self.text.where)
 
     def sizes(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("width", "depth", "heads", "window", "batch")}
+        names = ("width", "depth", "heads", "window", "active_share", "batch")
+        return {name: getattr(self, name) for name in names}
 
     def network(self) -> Network:
         sizes = {"width": self.width, "depth": self.depth, "num_heads": self.heads, "window": self.window}
-        return Network("decoder", {"num_symbols": 256, **sizes})
+        kept = {} if self.active_share == 1 else {"active_share": self.active_share}
+        return Network("decoder", {"num_symbols": 256, **sizes, **kept})
 
     def inputs(self) -> dict[str, Any]:
         return {"symbols": "bytes", "window": self.window}
