@@ -159,7 +159,7 @@ def test_a_decoupled_penalty_is_the_methods_and_not_in_the_loss(text_file: Path)
     loss, objective = trainer._objective(0, trainer.batches)
     assert loss is objective
     trainer.take_step()
-    gradient = make(text_file, method={"penalty": 0.1})
+    gradient = make(text_file, method={"penalty": 0.1, "penalty_form": "gradient"})
     assert isinstance(gradient.method, TopKAST)
     assert gradient.method.decay == 0
     assert gradient._penalty() is not None
@@ -216,3 +216,31 @@ def test_lines_say_what_happened(text_file: Path) -> None:
     assert "bits per byte" in text
     assert f"{loss:.4f}" in text
     assert "500.0" in text  # ms for the one step
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_what_is_not_said_suits_the_optimizer(text_file: Path, optimizer: str) -> None:
+    is_adam = optimizer != "sgd"
+    trainer = make(text_file, train={"optimizer": optimizer})
+    assert isinstance(trainer.method, TopKAST)
+    assert trainer.method.exploration_rate == (0.1 if is_adam else 1.0)
+    assert trainer.method.decay == (0.3 if is_adam else 0.0)
+    assert trainer.config.train.sparse_rate == ("sqrt" if is_adam else "same")
+    assert trainer.config.method.penalty == (0.3 if is_adam else 1e-4)
+    letter = make(text_file, method={"letter": True}, train={"optimizer": optimizer})
+    assert isinstance(letter.method, TopKAST)
+    assert (letter.method.exploration_rate, letter.method.decay, letter.config.method.penalty) == (
+        1.0,
+        0.0,
+        1e-4,
+    )
+
+
+def test_what_is_said_wins_over_what_suits_the_optimizer(text_file: Path) -> None:
+    said = {"exploration_rate": 0.5, "penalty": 0.02}
+    trainer = make(text_file, method=said, train={"sparse_rate": "same"})
+    assert isinstance(trainer.method, TopKAST)
+    assert (trainer.method.exploration_rate, trainer.method.decay) == (0.5, 0.02)
+    assert trainer.config.train.sparse_rate == "same"
+    first_power = make(text_file, method={"penalty_power": 1})  # which cannot be decoupled
+    assert first_power.config.method.penalty_form == "gradient"

@@ -21,6 +21,8 @@ from topkast.methods.base import Method
 
 # Steps from one exchange to the next, by default.
 _EXCHANGE = 100
+UNDER_ADAM: Mapping[str, Any] = {"exploration_rate": 0.1, "decay": 0.3}
+"""Settings for optimizers that divide each gradient by its own size, as Adam does; docs/method.md has why."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,16 @@ class TopKAST(Method):
 
     def last_step(self) -> int | None:
         return self._course.end if self.has_schedule else None
+
+    @classmethod
+    def under_adam(cls, forward_sparsity: Any, backward_sparsity: Any, **settings: Any) -> TopKAST:
+        """With the settings that suit Adam and its like, and no penalty in the loss; others as given.
+
+        Example:
+            >>> TopKAST.under_adam(0.9, 0.8).exploration_rate
+            0.1
+        """
+        return cls(forward_sparsity, backward_sparsity, **{**UNDER_ADAM, **settings})
 
     def exploration_end(self) -> int | None:
         return self.explore_until

@@ -86,7 +86,7 @@ class Scale:
         told = base.with_values(
             {
                 "method": {**self._method(recipe, steps), **_penalty(recipe)},
-                "train": {"steps": steps, "seed": seed, **({} if recipe.lr is None else {"lr": recipe.lr})},
+                "train": {"steps": steps, "seed": seed, "sparse_rate": "same", **_rate(recipe)},
                 "run": _record(recipe, steps),
             }
         )
@@ -121,9 +121,14 @@ class Scale:
         return None
 
 
+def _rate(recipe: Recipe) -> dict[str, Any]:
+    return {} if recipe.lr is None else {"lr": recipe.lr}
+
+
 def _penalty(recipe: Recipe) -> dict[str, Any]:
-    values: dict[str, Any] = {} if recipe.penalty is None else {"penalty": recipe.penalty}
-    return {**values, "penalty_power": recipe.penalty_power}
+    """As the paper has it, whatever the optimizer is."""
+    penalty = 1e-4 if recipe.penalty is None else recipe.penalty
+    return {"letter": True, "penalty": penalty, "penalty_power": recipe.penalty_power}
 
 
 def _record(recipe: Recipe, steps: int) -> dict[str, Any]:
@@ -298,7 +303,7 @@ class Recipe:
         refresh_steps: N as it is; overrides `refresh`.
         exchange_steps: Steps from one exchange to the next; None is N, one clock for A and B as in the paper.
         lr: Learning rate; None is that of the scale.
-        penalty: λ; None is that of the scale.
+        penalty: λ; None is 1e-4.
         penalty_power: 2 for θ², 1 for |θ|.
         variant: Of the network or its training, as the scale describes it, such as "ends-dense".
         masks: Whether the masks of 5/32 of the run apart are compared.

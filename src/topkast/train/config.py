@@ -61,6 +61,10 @@ class ModelOptions:
     heads: int | None = option(int, None, "of attention (text)", least=1, metavar="N")
     inner: int | None = option(int, None, "width inside feed-forward parts (xl)", least=1, metavar="N")
     window: int | None = option(int, None, "symbols that are seen at once (text)", least=2, metavar="N")
+    active_share: float | None = option(
+        float, None, "share of the largest activations that are kept (decoder; 1)", least=0, most=1,
+        metavar="S",
+    )  # fmt: skip
     memory: int | None = option(int, None, "symbols remembered in training (xl)", least=0, metavar="N")
     eval_memory: int | None = option(int, None, "symbols remembered in evaluation (xl)", least=0, metavar="N")
     dropout: float | None = option(float, None, "share dropped (xl)", least=0, most=1, metavar="P")
@@ -103,7 +107,12 @@ class MethodOptions:
         str, None, "how B∖A is chosen: magnitude or random (topkast)", choices=("magnitude", "random"),
     )  # fmt: skip
     exploration_rate: float | None = option(
-        float, None, "factor on the steps of B∖A (1; topkast)", least=0, most=1, metavar="F"
+        float,
+        None,
+        "factor on the steps of B∖A (0.1 for adam and adamw, else 1; topkast)",
+        least=0,
+        most=1,
+        metavar="F",
     )
     exploration_warmup: int | None = option(
         int, None, "steps in which that factor rises from 0 (0; topkast)", least=0, metavar="N"
@@ -150,9 +159,13 @@ class MethodOptions:
         metavar="NAME",
     )  # fmt: skip
     engine: str = option(str, "auto", "auto, native, csr or masked", choices=ENGINES)
-    penalty: float = option(float, 1e-4, "λ of the exploration penalty", least=0, metavar="λ")
-    penalty_form: str = option(
-        str, "gradient", "part of the gradient, or decoupled from it as AdamW's decay (topkast)",
+    letter: bool = option(bool, False, "the paper's letter under adam and adamw too (topkast)")
+    penalty: float | None = option(
+        float, None, "λ of the exploration penalty (0.3 where it is decoupled, else 0.0001)",
+        least=0, metavar="λ",
+    )  # fmt: skip
+    penalty_form: str | None = option(
+        str, None, "decoupled from the gradient, as AdamW's decay (adam, adamw), or gradient (topkast)",
         choices=("gradient", "decoupled"),
     )  # fmt: skip
     penalty_power: int = option(int, 2, "its reading: 2 for θ², 1 for |θ|", least=1, most=2, metavar="P")
@@ -172,8 +185,9 @@ class TrainOptions:
     lr_start: float | None = option(
         float, None, "that of the first step of the warm-up", least=0, metavar="η"
     )
-    sparse_rate: float | str = option(
-        float, "same", "learning rate of sparse layers: same, sqrt (lr/√density), inverse, or the power",
+    sparse_rate: float | str | None = option(
+        float, None,
+        "learning rate of sparse layers: same (sgd), sqrt (lr/√density; adam, adamw), inverse, or the power",
         words=tuple(POWERS), least=0, metavar="P",
     )  # fmt: skip
     same_rate: tuple[str, ...] = option(

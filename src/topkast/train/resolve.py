@@ -19,6 +19,7 @@ from topkast.data.datasets import DATA_SETS
 from topkast.methods import TopKAST
 from topkast.methods.base import Method
 from topkast.methods.named import ANNEAL, OPTIONS, TOPKAST, Choice, annealing, named_method
+from topkast.methods.topkast import UNDER_ADAM
 from topkast.models.network import Network
 from topkast.models.transformer_xl import INITIAL_STD, initialise
 from topkast.nn.find import find, wanted_groups
@@ -30,7 +31,8 @@ from topkast.train.text_tasks import RecurrentTask, TextTask
 
 
 def resolve(config: Config, task: Task) -> Config:
-    """The configuration with everything filled in that follows from the task."""
+    """The configuration with everything filled in that follows from the task and the optimizer."""
+    config = with_defaults(config)
     steps = config.train.steps or task.steps
     sizes = task.sizes()
     batch = sizes.pop("batch")
@@ -53,6 +55,30 @@ def resolve(config: Config, task: Task) -> Config:
     return config.with_values(values)
 
 
+# λ of the paper's penalty, where it is part of the gradient.
+_PENALTY = 1e-4
+
+
+def with_defaults(config: Config) -> Config:
+    """With what suits the optimizer, where nothing else is said.
+
+    Sparse layers take lr/√density under Adam. Top-KAST has other settings there than the paper's letter.
+    """
+    options, is_adam = config.method, config.train.optimizer in ("adam", "adamw")
+    train = {} if config.train.sparse_rate is not None else {"sparse_rate": "sqrt" if is_adam else "same"}
+    method: dict[str, Any] = {}
+    if options.method == "topkast":
+        suited = UNDER_ADAM if is_adam and not options.letter else {}
+        is_decoupled = bool(suited) and options.penalty_power == 2
+        form = options.penalty_form or ("decoupled" if is_decoupled else "gradient")
+        method["penalty_form"] = form
+        if options.penalty is None:
+            method["penalty"] = UNDER_ADAM["decay"] if form == "decoupled" else _PENALTY
+        if options.exploration_rate is None and suited:
+            method["exploration_rate"] = suited["exploration_rate"]
+    return config.with_values({"method": method, "train": train})
+
+
 def _settings(config: Config, steps: int) -> dict[str, Any]:
     """Those of Top-KAST, so that what a run has written does not depend on defaults."""
     if config.method.method != "topkast":
@@ -69,6 +95,7 @@ def make_method(config: Config) -> Method | None:
     Raises:
         ValueError: Settings that the method does not have, or a schedule longer than the run.
     """
+    config = with_defaults(config)
     options = config.method
     if options.method == "dense":
         return None

@@ -81,6 +81,7 @@ class Trainer:
     def _groups(self) -> list[dict[str, Any]]:
         options = self.config.train
         decay = options.weight_decay
+        assert options.sparse_rate is not None
         if self.sparse is None:
             return dense_groups(self.model, decay)
         try:
@@ -139,7 +140,7 @@ class Trainer:
 
     def _penalty(self) -> Callable[[], Tensor] | None:
         sparse, factor, power = self.sparse, self.config.method.penalty, self.config.method.penalty_power
-        if sparse is None or not self._has_penalty or factor == 0 or sparse.method.applies_penalty:
+        if sparse is None or not self._has_penalty or not factor or sparse.method.applies_penalty:
             return None
         return lambda: factor * sparse.penalty(power)
 

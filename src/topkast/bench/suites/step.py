@@ -92,7 +92,9 @@ class Trainer:
 
     def objective(self) -> Tensor:
         loss = self.loss(self.model)
-        return loss if self.handle is None else loss + 1e-4 * self.handle.penalty()
+        if self.handle is None or self.handle.method.applies_penalty:
+            return loss
+        return loss + 1e-4 * self.handle.penalty()
 
     def step(self) -> None:
         self.objective().backward()
@@ -141,9 +143,9 @@ def _profile(subject: Subject, pairs: tuple[Pair, ...], report: Report, say: Say
     base = subject.model()
     columns: dict[str, dict[str, float]] = {}
     for name, pair in {"dense": None, **{show_pair(pair): pair for pair in pairs}}.items():
-        kinds = {"plain": None if pair is None else TopKAST(*pair, refresh_every=_NEVER)}
+        kinds = {"plain": None if pair is None else subject.method(pair, refresh_every=_NEVER)}
         if pair is not None:
-            kinds["every"] = TopKAST(*pair, refresh_every=1, exchange_every=_NEVER)
+            kinds["every"] = subject.method(pair, refresh_every=1, exchange_every=_NEVER)
         trainers = {kind: Trainer(subject, copy.deepcopy(base), method) for kind, method in kinds.items()}
         timings = time_in_turns({kind: trainer.step for kind, trainer in trainers.items()}, 5)
         parts = profile_step(trainers["plain"].objective, trainers["plain"].optimizer)
@@ -171,9 +173,9 @@ def _measure(subject: Subject, pair: Pair, repeats: int) -> dict[str, Timing]:
     base = subject.model()
     methods = {
         "dense": None,
-        "never": TopKAST(*pair, refresh_every=_NEVER),
-        "A": TopKAST(*pair, refresh_every=1, exchange_every=_NEVER),
-        "(1, 1)": TopKAST(*pair, refresh_every=1, exchange_every=1),
+        "never": subject.method(pair, refresh_every=_NEVER),
+        "A": subject.method(pair, refresh_every=1, exchange_every=_NEVER),
+        "(1, 1)": subject.method(pair, refresh_every=1, exchange_every=1),
     }
     trainers = {name: Trainer(subject, copy.deepcopy(base), method) for name, method in methods.items()}
     check_gradients(trainers["never"], f"{subject.name}, {show_pair(pair)}")
@@ -263,6 +265,11 @@ class Subject:
     optimizer: Callable[[Any], torch.optim.Optimizer]
     keep_dense: tuple[str, ...] = ()
     is_sensitive: bool = False
+
+    def method(self, pair: Pair, **clocks: Any) -> TopKAST:
+        """Top-KAST as it suits the optimizer: what `topkast train` does by default."""
+        make = TopKAST.under_adam if self.optimizer is _adam else TopKAST
+        return make(*pair, **clocks)
 
 
 def _adam(parameters: Any) -> torch.optim.Optimizer:
