@@ -96,7 +96,7 @@ def _summary(run: Run) -> str:
     lines = ["", f"{'':{width}}  {heads}"]
     for label, quality, points, parameters, seconds, num_bytes in rows:
         size = "" if math.isnan(num_bytes) else f"{num_bytes / 1e6:.2f}"
-        at_end, then = _shown(quality), _shown(quality_at(points, time))
+        at_end, then = _shown(quality, "not finite"), _shown(quality_at(points, time), "not yet")
         figures = f"{at_end:>13}  {then:>13}  {parameters:12,.0f}  {1000 * seconds:11.1f}  {size:>7}"
         lines.append(f"{label:{width}}  {figures}")
     better = "higher" if run.higher_is_better else "lower"
@@ -107,8 +107,8 @@ def _summary(run: Run) -> str:
     return "\n".join([*lines, *textwrap.wrap(note, 80)])
 
 
-def _shown(quality: float) -> str:
-    return "not finite" if math.isnan(quality) else f"{quality:.3f}"
+def _shown(quality: float, otherwise: str) -> str:
+    return otherwise if math.isnan(quality) else f"{quality:.3f}"
 
 
 def _report(run: Run) -> str:

@@ -189,7 +189,7 @@ _ENWIK8: Values = {"data": {"dataset": "enwik8"}}
 _DECODER: Values = {
     "data": {"task": "text", "limit": 4_500_000},
     "model": {"model": "decoder", "width": 256, "window": 128},
-    "method": {"engine": "native"},
+    "method": {"engine": "native", "reservoir": "stored"},
     "train": {"batch": 8, "steps": 400, "optimizer": "adamw", "lr": 4e-3},
 }
 _LONG: Values = {"train": {"steps": 2000}}

@@ -153,7 +153,10 @@ class MethodOptions:
     skip: tuple[str, ...] = option(
         str, (), "layers to leave dense: names or globs", many=True, metavar="LIST"
     )
-    reservoir: str = option(str, "stored", "stored or implicit", choices=("stored", "implicit"))
+    reservoir: str | None = option(
+        str, None, "stored, or implicit: weights outside of B are drawn again (topkast with a decoder)",
+        choices=("stored", "implicit"),
+    )  # fmt: skip
     init: str | None = option(
         str, None, "how sparse layers but embeddings start, such as lecun_normal or keep_variance (as torch)",
         metavar="NAME",
@@ -284,7 +287,7 @@ _ALWAYS_WRITTEN = (
 )  # fmt: skip
 # What runs did before these were options, whatever a new run does by default.
 _BEFORE: dict[str, dict[str, Any]] = {
-    "method": {"penalty_form": "gradient"},
+    "method": {"penalty_form": "gradient", "reservoir": "stored"},
     "train": {"sparse_rate": "same"},
 }
 _WAY_OUT = "put the file back from a copy, or start a new run: checkpoints do not hold the options"

@@ -62,11 +62,15 @@ _PENALTY = 1e-4
 def with_defaults(config: Config) -> Config:
     """With what suits the optimizer, where nothing else is said.
 
-    Sparse layers take lr/√density under Adam. Top-KAST has other settings there than the paper's letter.
+    Sparse layers take lr/√density under Adam. Top-KAST has other settings there than the paper's letter. A
+    decoder's weights outside of B are not stored.
     """
     options, is_adam = config.method, config.train.optimizer in ("adam", "adamw")
     train = {} if config.train.sparse_rate is not None else {"sparse_rate": "sqrt" if is_adam else "same"}
     method: dict[str, Any] = {}
+    if options.reservoir is None:
+        can_draw = options.method == "topkast" and _kind(config) is TextTask
+        method["reservoir"] = "implicit" if can_draw else "stored"
     if options.method == "topkast":
         suited = UNDER_ADAM if is_adam and not options.letter else {}
         is_decoupled = bool(suited) and options.penalty_power == 2
