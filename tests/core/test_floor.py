@@ -379,3 +379,12 @@ def test_what_the_compiled_core_is_given_is_checked() -> None:
     one = torch.tensor([True, False, False])
     with pytest.raises(ValueError, match="need more elements than are to be chosen"):
         floor.repair(values, good, one, nothing, 1.0, 0.0)
+
+
+def test_a_floor_must_hold_at_every_stage_of_a_schedule() -> None:
+    """Refused before anything is trained, not at the exchange that would have too few elements."""
+    model = nn.Sequential(nn.Linear(20, 10))
+    stages = topkast.Stages({0: 0.5, 10: 0.98, 20: 0.5})
+    method = topkast.TopKAST(stages, 0.4, min_fan_in=2, exchange_every=5)
+    with pytest.raises(ValueError, match=r"layer '0': .*min_fan_in"):
+        topkast.sparsify(model, method)

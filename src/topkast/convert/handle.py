@@ -78,7 +78,8 @@ class Handle:
             floor = self.method.floor(weight.grid)
             if floor is not None:
                 try:
-                    floor.check(weight.target)
+                    for step in self.method.turns():
+                        floor.check(self.method.sizes(step, weight.target))
                 except ValueError as error:
                     raise ValueError(f"layer {layer!r}: {error}") from None
 
