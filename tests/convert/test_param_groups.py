@@ -48,6 +48,17 @@ def test_each_layer_has_a_rate_by_its_own_density(rate: Any, wanted: list[float]
     assert {id(p) for p in rest["params"]} == {id(m.bias) for m in model if hasattr(m, "bias")}
 
 
+def test_a_rule_for_the_whole_network_scales_what_is_dense_by_the_mean_density() -> None:
+    _, sparse = setup()
+    counts = [weight.counts for weight in sparse.weights.values()]
+    mean = sum(c.forward for c in counts) / sum(c.numel for c in counts)
+    groups = sparse.param_groups(lr=0.1, rate="inverse", whole=True)
+    assert groups[0]["lr"] == pytest.approx(0.1 / float(f"{mean:.3g}"))
+    assert [g["lr"] for g in groups[1:]] == [g["lr"] for g in sparse.param_groups(lr=0.1, rate="inverse")[1:]]
+    assert sparse.param_groups(lr=0.1, whole=True)[0]["lr"] == 0.1  # by the rule "same"
+    assert "lr" not in sparse.param_groups(whole=True)[0]
+
+
 def test_densities_that_differ_by_an_element_share_a_group() -> None:
     densities = {"a": 100_000 / 1_000_000, "b": 100_003 / 1_000_000, "c": 0.2}
     found = factors_of(densities, "inverse", {}, {name: [name] for name in densities})

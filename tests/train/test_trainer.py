@@ -225,7 +225,8 @@ def test_what_is_not_said_suits_the_optimizer(text_file: Path, optimizer: str) -
     assert isinstance(trainer.method, TopKAST)
     assert trainer.method.exploration_rate == (0.1 if is_adam else 1.0)
     assert trainer.method.decay == (0.3 if is_adam else 0.0)
-    assert trainer.config.train.sparse_rate == ("sqrt" if is_adam else "same")
+    assert trainer.config.train.sparse_rate == (0.75 if is_adam else "same")
+    assert trainer.config.train.whole_rate == is_adam
     assert trainer.config.method.penalty == (0.3 if is_adam else 1e-4)
     letter = make(text_file, method={"letter": True}, train={"optimizer": optimizer})
     assert isinstance(letter.method, TopKAST)

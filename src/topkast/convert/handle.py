@@ -15,7 +15,7 @@ from topkast.core.implicit import ImplicitReservoir
 from topkast.core.local import keep_local
 from topkast.core.penalty import check_power, penalty, penalty_gradient
 from topkast.core.ranks import Group
-from topkast.core.rates import Rate, check_lr, factors_of
+from topkast.core.rates import Rate, check_lr, factor_of, factors_of, mean_density
 from topkast.core.weight import SparseWeight
 from topkast.cost.accounting import Flops
 from topkast.cost.flops import Example, flops, run_flops
@@ -193,6 +193,7 @@ class Handle:
         values_weight_decay: float = 0.0,
         lr: float | None = None,
         rate: Rate = "same",
+        whole: bool = False,
         factors: Mapping[str, float] | None = None,
     ) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer: weight decay and learning rate of dense and of sparse ones.
@@ -200,8 +201,9 @@ class Handle:
         The optimizer's decay acts on all of B, A and B∖A alike, on top of the penalty, so by default it is
         off for the sparse values and `weight_decay` is for the dense rest.
 
-        A sparse layer of density D has the learning rate lr·D⁻ᵖ, the dense rest has lr. Layers of equal rate
-        share a group. A scheduler that scales the rate of each group, as most do, keeps these ratios.
+        A sparse layer of density D has the learning rate lr·D⁻ᵖ. The dense rest has lr, or, if the rule is
+        for the `whole` network, that of the mean density. Layers of equal rate share a group. A scheduler
+        that scales the rate of each group, as most do, keeps these ratios.
 
         Args:
             weight_decay: Of the dense rest. By default that of the optimizer.
@@ -210,6 +212,8 @@ class Handle:
                 own, and all train with that of the optimizer.
             rate: How a sparse layer's follows from it: "same" (p = 0), "sqrt" (p = ½), "inverse" (p = 1), or
                 the power p. D is the forward density that the distribution gave the layer.
+            whole: Whether the rule is for the dense rest too (biases, norms, layers that stay dense), with
+                the density of all sparse layers together.
             factors: Sparse layers, by name, glob or containing module, that have lr times this factor
                 instead, such as ``{"embedding": 1.0}``. The last that matches counts.
 
@@ -226,7 +230,10 @@ class Handle:
             groups.append(group if lr is None else {**group, "lr": lr * factor})
         if not rest:
             return groups
+        counts = [weight.target for weight in self.weights.values()]
         dense: dict[str, Any] = {"weight_decay": weight_decay, "lr": lr}
+        if lr is not None and whole:
+            dense["lr"] = lr * factor_of(mean_density(counts), rate)
         return [{"params": rest, **{k: v for k, v in dense.items() if v is not None}}, *groups]
 
     def _by_factor(

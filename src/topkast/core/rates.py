@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from topkast.core.distribution import matches, nearest
+from topkast.core.sets import Counts
 
 # A name, or the power p itself.
 Rate = str | float
@@ -41,6 +42,18 @@ def check_lr(lr: float) -> None:
     _check_number("`lr`", "the learning rate of the dense network", lr)
 
 
+def mean_density(counts: Iterable[Counts]) -> float:
+    """Σ|A| / Σn of some weights; 1 without any."""
+    sizes = [(count.forward, count.numel) for count in counts]
+    numel = sum(n for _, n in sizes)
+    return sum(a for a, _ in sizes) / numel if numel else 1.0
+
+
+def factor_of(density: float, rate: Rate) -> float:
+    """D⁻ᵖ. Densities count to three digits: layers of one sparsity may differ by an element."""
+    return float(f"{density:.3g}") ** -power_of(rate)
+
+
 def factors_of(
     densities: Mapping[str, float],
     rate: Rate,
@@ -49,8 +62,7 @@ def factors_of(
 ) -> dict[str, float]:
     """What each weight's learning rate is, as a multiple of the dense network's: D⁻ᵖ by its own density D.
 
-    Densities count to three digits. Sizes are whole numbers, so that layers of one sparsity differ by an
-    element; they share a factor, and with it a parameter group.
+    Layers of one sparsity share a factor, and with it a parameter group; see `factor_of`.
 
     Args:
         densities: Name → forward density |A|/n.
@@ -63,7 +75,6 @@ def factors_of(
         TypeError: See `power_of`.
         ValueError: See `power_of`, or a pattern that matches no sparse layer.
     """
-    power = power_of(rate)
     every = [alias for names in aliases.values() for alias in names]
     for pattern, factor in factors.items():
         _check_number(f"`factors[{pattern!r}]`", "a factor of the learning rate", factor)
@@ -72,7 +83,7 @@ def factors_of(
                 f"`factors` names {pattern!r}, which matches no sparse layer; "
                 f"there are {nearest(pattern, every)}"
             )
-    chosen = {name: float(f"{density:.3g}") ** -power for name, density in densities.items()}
+    chosen = {name: factor_of(density, rate) for name, density in densities.items()}
     for pattern, factor in factors.items():
         for name in chosen:
             if any(matches(pattern, alias) for alias in aliases[name]):

@@ -86,7 +86,7 @@ class Scale:
         told = base.with_values(
             {
                 "method": {**self._method(recipe, steps), **_penalty(recipe)},
-                "train": {"steps": steps, "seed": seed, "sparse_rate": "same", **_rate(recipe)},
+                "train": {"steps": steps, "seed": seed, **_rate(recipe)},
                 "run": _record(recipe, steps),
             }
         )
@@ -122,7 +122,9 @@ class Scale:
 
 
 def _rate(recipe: Recipe) -> dict[str, Any]:
-    return {} if recipe.lr is None else {"lr": recipe.lr}
+    """One for all of the network, dense or sparse."""
+    same = {"sparse_rate": "same", "whole_rate": False}
+    return same if recipe.lr is None else {**same, "lr": recipe.lr}
 
 
 def _penalty(recipe: Recipe) -> dict[str, Any]:

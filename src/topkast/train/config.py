@@ -193,6 +193,9 @@ class TrainOptions:
         "learning rate of sparse layers: same (sgd), sqrt (lr/√density; adam, adamw), inverse, or the power",
         words=tuple(POWERS), least=0, metavar="P",
     )  # fmt: skip
+    whole_rate: bool | None = option(
+        bool, None, "that rule for what is dense in a sparse network too (adam and adamw do)"
+    )
     same_rate: tuple[str, ...] = option(
         str, (), "sparse layers that keep the dense rate: names or globs", many=True, metavar="LIST"
     )
@@ -288,7 +291,7 @@ _ALWAYS_WRITTEN = (
 # What runs did before these were options, whatever a new run does by default.
 _BEFORE: dict[str, dict[str, Any]] = {
     "method": {"penalty_form": "gradient", "reservoir": "stored"},
-    "train": {"sparse_rate": "same"},
+    "train": {"sparse_rate": "same", "whole_rate": False},
 }
 _WAY_OUT = "put the file back from a copy, or start a new run: checkpoints do not hold the options"
 

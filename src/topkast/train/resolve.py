@@ -57,16 +57,22 @@ def resolve(config: Config, task: Task) -> Config:
 
 # λ of the paper's penalty, where it is part of the gradient.
 _PENALTY = 1e-4
+# The power p of lr·density⁻ᵖ under Adam (docs/method.md).
+ADAM_RATE = 0.75
 
 
 def with_defaults(config: Config) -> Config:
     """With what suits the optimizer, where nothing else is said.
 
-    Sparse layers take lr/√density under Adam. Top-KAST has other settings there than the paper's letter. A
-    decoder's weights outside of B are not stored.
+    A sparse network takes lr·density⁻ᵖ under Adam, and Top-KAST has other settings there than the paper's
+    letter. A decoder's weights outside of B are not stored.
     """
     options, is_adam = config.method, config.train.optimizer in ("adam", "adamw")
-    train = {} if config.train.sparse_rate is not None else {"sparse_rate": "sqrt" if is_adam else "same"}
+    train: dict[str, Any] = {}
+    if config.train.sparse_rate is None:
+        train["sparse_rate"] = ADAM_RATE if is_adam else "same"
+    if config.train.whole_rate is None:
+        train["whole_rate"] = is_adam
     method: dict[str, Any] = {}
     if options.reservoir is None:
         can_draw = options.method == "topkast" and _kind(config) is TextTask

@@ -91,6 +91,7 @@ class Trainer:
                 values_weight_decay=0.0 if self._has_penalty else decay,
                 lr=options.lr,
                 rate=options.sparse_rate,
+                whole=bool(options.whole_rate),
                 factors=dict.fromkeys(options.same_rate, 1.0),
             )
         except ValueError as error:  # what is left to be wrong is a pattern
