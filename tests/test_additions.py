@@ -70,7 +70,7 @@ def test_a_named_method_is_one_entry(
     assert main(["train", *small, *chosen, "--data", str(text), "--out", str(out), "--no-report"]) == 0
     record = read_run(out)
     assert record.name == "First 50 %"
-    assert list(record.references) == ["fixed random mask 50 %", "dense"]
+    assert list(record.references) == ["fixed random mask 50 %", "dense", "dense, as many parameters"]
     assert main(["train", *chosen, "--t-end", "9", "--data", str(text), "--dry-run"]) == 2
     assert "first has no `t_end` (got 9): it takes `forward_sparsity`" in capsys.readouterr().err
     assert main(["plan", "mlp", *chosen]) == 0

@@ -158,9 +158,18 @@ def run_both(
     return sparse, sets_seen, dense
 
 
-@pytest.mark.parametrize("clocks", [(1, 1), (1, 7), (1, 100), (5, 20), (100, 100)], ids=str)
+# A network of convolutions with two of the clocks; the others take minutes.
+_TRAINED = [
+    pytest.param(
+        model, clocks, marks=[] if model == "mlp" or clocks in ((1, 7), (5, 20)) else [pytest.mark.slow]
+    )
+    for model in MODELS
+    for clocks in ((1, 1), (1, 7), (1, 100), (5, 20), (100, 100))
+]
+
+
+@pytest.mark.parametrize(("model", "clocks"), _TRAINED)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
 def test_training_equals_the_dense_twin(
     model: str, optimizer: str, clocks: tuple[int, int], engine: str
 ) -> None:
