@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from topkast.methods import TopKAST
 from topkast.train.config import SECTIONS, Config, read_config, read_run_config, section_of
 from topkast.train.options import Rule, rules
+from topkast.train.preset_options import preset_values
 from topkast.train.resolve import make_method
 
 
@@ -133,3 +134,11 @@ def test_runs_from_before_the_rule_keep_the_dense_rate() -> None:
     config = read_run_config(old)
     assert config.train.sparse_rate == "same"
     assert 'sparse_rate = "same"' in config.to_toml()
+
+
+def test_presets_train_as_they_were_chosen_whatever_is_the_default() -> None:
+    """A preset of the paper with Adam is the paper's letter, at the paper's rate for all of the network."""
+    config = Config().with_values(preset_values("enwik8-paper"))
+    assert config.train.optimizer == "adam"
+    assert config.method.letter
+    assert (config.train.sparse_rate, config.train.whole_rate) == ("same", False)

@@ -190,7 +190,7 @@ class TrainOptions:
     )
     sparse_rate: float | str | None = option(
         float, None,
-        "learning rate of sparse layers: same (sgd), sqrt (lr/√density; adam, adamw), inverse, or the power",
+        "learning rate of sparse layers: same (sgd), sqrt, inverse, or p of lr·density⁻ᵖ (0.75 for adam/w)",
         words=tuple(POWERS), least=0, metavar="P",
     )  # fmt: skip
     whole_rate: bool | None = option(

@@ -19,11 +19,13 @@ def preset_values(name: str) -> dict[str, dict[str, Any]]:
         "data": {"task": DATA_SETS[chosen.data].task, "dataset": chosen.data},
         "model": {"model": chosen.model, **_sizes(chosen)},
         # The paper's language models count all parameters (docs/networks.md).
+        # And all of them train as they were chosen: by the paper's letter, at one rate.
         "method": {
+            "letter": True,
             "keep_dense": list(chosen.keep_dense),
             "budget": "model" if chosen.model == "transformer-xl" else "layers",
         },
-        "train": _training(chosen),
+        "train": {"sparse_rate": "same", "whole_rate": False, **_training(chosen)},
     }
     return {
         section: {option: value for option, value in options.items() if value is not None}
