@@ -70,12 +70,23 @@ def test_the_step_suite_shows_what_a_refresh_costs() -> None:
     report = step.run(settings, quiet)
     rows = {row["contender"]: row for row in report.rows if row["case"].startswith("decoder")}
     assert list(rows) == CONTENDERS
-    never, both = rows["never"]["seconds"], rows["(1, 1)"]["seconds"]
-    assert rows["(100, 100)"]["seconds"] == pytest.approx(never + (both - never) / 100)
-    assert rows["(1, 1)"]["refresh_share"] == pytest.approx(1 - never / both)
-    assert rows["(1, 100)"]["refresh_share"] == pytest.approx(1 - never / rows["(1, 100)"]["seconds"])
-    assert rows["dense"]["refresh_share"] is None
+    chosen = {n: row["refresh_share"] * row["seconds"] for n, row in rows.items() if n.startswith("(")}
+    assert chosen["(1, 1)"] > chosen["(1, 100)"] > chosen["(100, 100)"] > 0
+    assert chosen["(100, 100)"] == pytest.approx(chosen["(1, 1)"] / 100)
+    assert rows["(100, 100)"]["seconds"] == pytest.approx(rows["never"]["seconds"] + chosen["(100, 100)"])
+    assert rows["dense"]["refresh_share"] is rows["never"]["refresh_share"] is None
     assert report.rows[-1]["case"] == "Linear 256 → 256, 64 tokens"
+
+
+def test_a_trainer_times_what_follows_the_optimizer() -> None:
+    subject = decoder(32, 1, 16)
+    often = step.Trainer(subject, subject.model(), TopKAST(0.9, 0.8, refresh_every=1, exchange_every=1))
+    dense = step.Trainer(subject, subject.model(), None)
+    for one in (often, dense):
+        for _ in range(5):
+            one.step()
+    assert len(often.after) == len(dense.after) == 5
+    assert min(often.after) > max(dense.after) > 0
 
 
 @pytest.mark.parametrize(
