@@ -1,5 +1,6 @@
 // Taking elements into the A of a Plan and out of it, at the cost of copying the cells they are in.
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -33,6 +34,37 @@ int64_t rank(const Sweep& s, int64_t cell, uint16_t column) {
                               std::to_string(change.position) + " " + why);
 }
 
+// A Change with the place in the weight that its position says.
+struct Placed {
+  uint32_t slot;
+  uint32_t row;
+  uint32_t column;
+  uint16_t offset;  // of the slot within the row, where that is narrow
+  bool enters;
+};
+
+// Refuses changes that are not of the weight or not of B. They mostly come in the order of their positions, so that the
+// row is that of the one before or a little later: looking is faster than dividing.
+std::vector<Placed> placed(const std::vector<Change>& changes, const std::vector<uint32_t>& first_slot,
+                           int64_t num_rows, int64_t num_columns) {
+  std::vector<Placed> found;
+  found.reserve(changes.size());
+  int64_t row = 0, begin = 0;  // of the row
+  for (const Change& change : changes) {
+    if (change.position < 0 || change.position >= num_rows * num_columns) refuse(change, "is outside of the weight");
+    if (change.position < begin || change.position - begin >= 8 * num_columns) {
+      row = change.position / num_columns;
+      begin = row * num_columns;
+    }
+    for (; change.position - begin >= num_columns; begin += num_columns) ++row;
+    if (change.slot < first_slot[row] || change.slot >= first_slot[row + 1]) refuse(change, "is not in B");
+    found.push_back({static_cast<uint32_t>(change.slot), static_cast<uint32_t>(row),
+                     static_cast<uint32_t>(change.position - begin),
+                     static_cast<uint16_t>(change.slot - first_slot[row]), change.enters});
+  }
+  return found;
+}
+
 // The changes of a Sweep, those of a cell after each other in the order of their slots.
 struct ByCell {
   std::vector<Moved> moved;
@@ -41,36 +73,34 @@ struct ByCell {
 
 // `turned` is the number of taps of a convolution whose input gradient is a convolution too, else 0; see `Turned` in
 // placing.hpp.
-ByCell place(const Sweep& s, const std::vector<Change>& changes, int64_t weight_columns, int64_t turned) {
+ByCell by_cell(const Sweep& s, const std::vector<Placed>& changes, uint32_t turned) {
   std::vector<Moved> moved;
   moved.reserve(changes.size());
-  ByCell by_cell{std::vector<Moved>(changes.size()), std::vector<int64_t>(s.num_cells() + 1, 0)};
-  const std::vector<uint32_t>& first_slot = *s.first_slot;
-  for (const Change& change : changes) {
-    const int64_t weight_row = change.position / weight_columns;
-    const int64_t weight_column = change.position - weight_row * weight_columns;
-    int64_t row = weight_row, column = weight_column;
+  ByCell result{std::vector<Moved>(changes.size()), std::vector<int64_t>(s.num_cells() + 1, 0)};
+  const uint32_t tile_rows = s.tile_rows, block_columns = s.block_columns;  // unsigned 32 bits: divided by fast
+  for (const Placed& change : changes) {
+    uint32_t row = change.row, column = change.column;
     if (turned > 0) {
-      row = weight_column / turned;
-      column = weight_row * turned + (turned - 1 - weight_column % turned);
+      row = change.column / turned;
+      column = change.row * turned + (turned - 1 - change.column % turned);
     } else if (!s.has_weight_rows) {
       std::swap(row, column);
     }
-    const int64_t tile = row / s.tile_rows, block = column / s.block_columns;
+    const uint32_t tile = row / tile_rows, block = column / block_columns;
     Moved m;
     m.cell = tile * s.num_blocks + block;
-    m.row = static_cast<uint16_t>(row - tile * s.tile_rows);
-    m.column = static_cast<uint16_t>(column - block * s.block_columns);
-    m.slot = static_cast<uint32_t>(change.slot);
-    m.offset = static_cast<uint16_t>(change.slot - first_slot[weight_row]);
+    m.row = static_cast<uint16_t>(row - tile * tile_rows);
+    m.column = static_cast<uint16_t>(column - block * block_columns);
+    m.slot = change.slot;
+    m.offset = change.offset;
     m.enters = change.enters;
     moved.push_back(m);
-    ++by_cell.first[m.cell + 1];
+    ++result.first[m.cell + 1];
   }
-  for (int64_t at = 0; at < s.num_cells(); ++at) by_cell.first[at + 1] += by_cell.first[at];
-  std::vector<int64_t> next(by_cell.first.begin(), by_cell.first.end() - 1);
-  for (const Moved& m : moved) by_cell.moved[next[m.cell]++] = m;
-  return by_cell;
+  for (int64_t at = 0; at < s.num_cells(); ++at) result.first[at + 1] += result.first[at];
+  std::vector<int64_t> next(result.first.begin(), result.first.end() - 1);
+  for (const Moved& m : moved) result.moved[next[m.cell]++] = m;
+  return result;
 }
 
 int64_t with_slack(int64_t count) { return count + count / PlanSizes::slack_share + PlanSizes::least_slack; }
@@ -135,7 +165,40 @@ void make_room(Sweep& s, const Sizes& sizes) {
   s.first_element.swap(to.first_element);
 }
 
-// One cell, written anew from what it has and what changes. `Slot` is how the Sweep says an element's slot.
+constexpr int64_t kChunk = 16;
+
+// Copies a whole number of chunks, so also beyond the last: there has to be room for that.
+template <typename T>
+void copy_chunks(const T* from, int64_t count, T* to) {
+  for (int64_t i = 0; i < count; i += kChunk) std::memcpy(to + i, from + i, kChunk * sizeof(T));
+}
+
+// Elements with room behind them. `Slot` is how the Sweep says an element's slot.
+template <typename Slot>
+struct Run {
+  std::vector<uint16_t> column;
+  std::vector<Slot> slot;
+  int64_t size = 0;
+
+  void clear(int64_t most) {
+    size = 0;
+    if (static_cast<int64_t>(column.size()) < most + kChunk) {
+      column.resize(most + kChunk);
+      slot.resize(most + kChunk);
+    }
+  }
+  void take(const uint16_t* columns, const Slot* slots, int64_t count) {
+    copy_chunks(columns, count, column.data() + size);
+    copy_chunks(slots, count, slot.data() + size);
+    size += count;
+  }
+  void add(uint16_t one_column, Slot one_slot) {
+    column[size] = one_column;
+    slot[size++] = one_slot;
+  }
+};
+
+// One cell, written anew from what it has and what changes.
 template <typename Slot>
 class CellWriter {
  public:
@@ -144,8 +207,8 @@ class CellWriter {
   // False if an element enters that is there, or leaves that is not.
   bool write(int64_t cell, const Moved* moved, uint32_t count) {
     segments_.clear();
-    column_.clear();
-    slot_.clear();
+    room_end_ = s_.first_element[cell + 1];
+    run_.clear(s_.end_element[cell] - s_.first_element[cell] + count);
     next_.resize(count);
     for (uint32_t i = count; i-- > 0;) {
       next_[i] = of_row_[moved[i].row];
@@ -190,62 +253,49 @@ class CellWriter {
 
   void put_in_order() {
     counts_.clear();
-    for (const Sweep::Segment& segment : segments_) counts_.push_back(segment.count);
-    by_count_.sort(counts_.data(), static_cast<int32_t>(counts_.size()));
     first_.clear();
-    uint32_t first = 0;
-    for (uint16_t count : counts_) {
+    int64_t first = 0;
+    for (const Sweep::Segment& segment : segments_) {
+      counts_.push_back(segment.count);
       first_.push_back(first);
-      first += count;
+      first += segment.count;
     }
+    by_count_.sort(counts_.data(), static_cast<int32_t>(counts_.size()));
     old_segments_.swap(segments_);
-    old_column_.swap(column_);
-    old_slot_.swap(slot_);
+    std::swap(old_run_, run_);
     segments_.clear();
-    column_.resize(old_column_.size());
-    slot_.resize(old_slot_.size());
-    size_t to = 0;
+    run_.clear(old_run_.size);
     for (uint16_t i : by_count_.order) {
-      const Sweep::Segment segment = old_segments_[i];
-      segments_.push_back(segment);
-      for (uint32_t k = 0; k < segment.count; ++k, ++to) {
-        column_[to] = old_column_[first_[i] + k];
-        slot_[to] = old_slot_[first_[i] + k];
-      }
+      segments_.push_back(old_segments_[i]);
+      run_.take(old_run_.column.data() + first_[i], old_run_.slot.data() + first_[i], old_segments_[i].count);
     }
   }
 
-  // Elements of segments that stay as they are.
+  // Elements of the Sweep that stay as they are. What is behind the cell's room another thread may be writing.
   void take(int64_t first, int64_t last) {
-    column_.insert(column_.end(), s_.column.begin() + first, s_.column.begin() + last);
-    slot_.insert(slot_.end(), slots_.begin() + first, slots_.begin() + last);
+    const uint16_t* columns = s_.column.data();
+    if (last + kChunk <= room_end_)
+      run_.take(columns + first, slots_.data() + first, last - first);
+    else
+      for (; first < last; ++first) run_.add(columns[first], slots_[first]);
   }
 
   bool merge(Sweep::Segment segment, int64_t e, const Moved* moved, uint32_t change) {
-    const size_t before = column_.size();
-    int64_t i = 0;
+    const int64_t before = run_.size, end = e + segment.count;
     for (; change != kNone; change = next_[change]) {
       const Moved& m = moved[change];
       const int64_t wanted = rank(s_, m.cell, m.column);
-      for (; i < segment.count && rank(s_, m.cell, s_.column[e + i]) < wanted; ++i) copy(e + i);
-      const bool is_there = i < segment.count && s_.column[e + i] == m.column;
+      int64_t to = e;
+      while (to < end && rank(s_, m.cell, s_.column[to]) < wanted) ++to;
+      take(e, to);
+      const bool is_there = to < end && s_.column[to] == m.column;
       if (is_there == m.enters) return false;
-      if (m.enters) {
-        column_.push_back(m.column);
-        slot_.push_back(own_slot(m));
-      } else {
-        ++i;
-      }
+      if (m.enters) run_.add(m.column, own_slot(m));
+      e = m.enters ? to : to + 1;
     }
-    for (; i < segment.count; ++i) copy(e + i);
-    const size_t count = column_.size() - before;
-    if (count) segments_.push_back({segment.row, static_cast<uint16_t>(count)});
+    take(e, end);
+    if (const int64_t count = run_.size - before) segments_.push_back({segment.row, static_cast<uint16_t>(count)});
     return true;
-  }
-
-  void copy(int64_t e) {
-    column_.push_back(s_.column[e]);
-    slot_.push_back(slots_[e]);
   }
 
   static Slot own_slot(const Moved& m) {
@@ -254,25 +304,24 @@ class CellWriter {
 
   void put_back(int64_t cell) {
     std::copy(segments_.begin(), segments_.end(), s_.segments.begin() + s_.first_segment[cell]);
-    std::copy(column_.begin(), column_.end(), s_.column.begin() + s_.first_element[cell]);
-    std::copy(slot_.begin(), slot_.end(), slots_.begin() + s_.first_element[cell]);
+    std::copy_n(run_.column.begin(), run_.size, s_.column.begin() + s_.first_element[cell]);
+    std::copy_n(run_.slot.begin(), run_.size, slots_.begin() + s_.first_element[cell]);
     s_.end_segment[cell] = s_.first_segment[cell] + static_cast<int64_t>(segments_.size());
-    s_.end_element[cell] = s_.first_element[cell] + static_cast<int64_t>(column_.size());
+    s_.end_element[cell] = s_.first_element[cell] + run_.size;
   }
 
   Sweep& s_;
   std::vector<Slot>& slots_;
+  int64_t room_end_ = 0;          // of the cell
   std::vector<uint32_t> of_row_;  // the first change of each row of the tile
   std::vector<uint32_t> next_;    // the next one of the same row
   std::vector<Sweep::Segment> segments_;
-  std::vector<uint16_t> column_;
-  std::vector<Slot> slot_;
+  Run<Slot> run_;
   std::vector<Sweep::Segment> old_segments_;  // what follows is for putting them in order
-  std::vector<uint16_t> old_column_;
-  std::vector<Slot> old_slot_;
+  Run<Slot> old_run_;
   ByCount by_count_;
   std::vector<uint16_t> counts_;
-  std::vector<uint32_t> first_;
+  std::vector<int64_t> first_;
 };
 
 template <typename Slot>
@@ -294,7 +343,6 @@ bool update_sweep(Sweep& s, const ByCell& changes, int num_threads) {
   const Sizes sizes(s, changes);
   if (!sizes.fit(s)) make_room(s, sizes);
   s.disorder.resize(s.num_cells(), 0);
-  if (changes.moved.size() < 256) num_threads = 1;  // waking another thread takes longer
   return s.slot.empty() ? write_cells(s, s.offset, changes, num_threads) : write_cells(s, s.slot, changes, num_threads);
 }
 
@@ -302,17 +350,19 @@ bool update_sweep(Sweep& s, const ByCell& changes, int num_threads) {
 
 void Plan::update(const std::vector<Change>& changes, int num_threads) {
   if (!explores_) throw std::invalid_argument("a Plan without exploration is made anew when A changes");
-  const std::vector<uint32_t>& first_slot = *rows_.first_slot;
-  const int64_t columns = std::max<int64_t>(1, rows_.num_columns);
-  for (const Change& change : changes) {
-    const int64_t row = change.position / columns;
-    if (change.position < 0 || row >= rows_.num_rows) refuse(change, "is outside of the weight");
-    if (change.slot < first_slot[row] || change.slot >= first_slot[row + 1]) refuse(change, "is not in B");
-  }
+  const std::vector<Placed> places = placed(changes, *rows_.first_slot, rows_.num_rows, rows_.num_columns);
   const std::unique_lock<std::shared_mutex> alone(mutex_);
-  const int64_t turned = gathers_ && taps_ > 1 ? taps_ : 0;
-  const bool sound = update_sweep(rows_, place(rows_, changes, columns, 0), num_threads) &&
-                     update_sweep(columns_, place(columns_, changes, columns, turned), num_threads);
+  const uint32_t turned = gathers_ && taps_ > 1 ? static_cast<uint32_t>(taps_) : 0;
+  if (changes.size() < 256) num_threads = 1;  // waking another thread takes longer
+  ByCell in_rows, in_columns;
+#pragma omp parallel sections num_threads(std::min(num_threads, 2))
+  {
+#pragma omp section
+    in_rows = by_cell(rows_, places, 0);
+#pragma omp section
+    in_columns = by_cell(columns_, places, turned);
+  }
+  const bool sound = update_sweep(rows_, in_rows, num_threads) && update_sweep(columns_, in_columns, num_threads);
   if (!sound) throw std::invalid_argument("an element enters A that is in it, or leaves A that is not");
 }
 
