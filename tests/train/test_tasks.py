@@ -12,14 +12,15 @@ import torch
 from store.raw_record import read_lines
 from topkast.cli.main import main
 from topkast.data.segments import evaluation_segments
+from topkast.methods import TopKAST
 from topkast.models import PRESETS
 from topkast.models.transformer_xl import TransformerXL
 from topkast.train import job, text_tasks, trained
 from topkast.train.config import Config
 from topkast.train.display import Quiet
 from topkast.train.image_tasks import ImageTask, PhotoTask
-from topkast.train.preset_options import preset_values
-from topkast.train.resolve import make_optimizer, make_schedule, make_task, resolve
+from topkast.train.preset_options import WEIGHT_SPARSE, preset_values
+from topkast.train.resolve import build, make_method, make_optimizer, make_schedule, make_task, resolve
 from topkast.train.sampling import generate
 from topkast.train.text_tasks import RecurrentTask, Text
 from topkast.train.trainer import Trainer
@@ -225,6 +226,31 @@ def test_a_preset_is_the_same_as_options(name: str) -> None:
         assert config.train.lr * factor == pytest.approx(expected, rel=1e-3), step
 
 
+@pytest.mark.parametrize("name", WEIGHT_SPARSE)
+def test_weight_sparse_presets_fit_their_floors_and_keep_what_they_say(name: str) -> None:
+    config = Config().with_values(preset_values(name)).with_values({"train": {"steps": 20}})
+    config = resolve(config, task := make_task(config))
+    method = make_method(config)
+    assert isinstance(method, TopKAST)
+    model, sparse = build(config, task.network(), method)  # which would refuse a floor above the budget
+    assert sparse is not None
+    assert len(sparse.weights) == 10, "embedding, head and all layers of two blocks"
+    assert method.min_fan_in >= 1
+    assert config.method.reservoir == "implicit"
+    start = sum(w.counts.forward for w in sparse.weights.values()) / sum(
+        w.numel() for w in sparse.weights.values()
+    )
+    final = 1 - config.method.forward_sparsity
+    assert start == pytest.approx(10 * final, rel=0.01), "ten times as many weights at first"
+    optimizer = make_optimizer(config, [{"params": list(model.parameters())}])
+    assert optimizer.defaults["betas"] == (0.9, 0.95)
+
+
+def test_a_wrong_preset_is_answered_with_those_that_are_like_it() -> None:
+    with pytest.raises(ValueError, match="--preset must be one of 'weight-sparse', .*got 'weight-spars'"):
+        preset_values("weight-spars")
+
+
 def test_a_preset_of_any_size_is_forecast_without_its_data(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,7 +269,7 @@ def test_a_preset_of_any_size_is_forecast_without_its_data(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--preset", "enwik9"], "`preset` must be one of 'enwik8-"),
+        (["--preset", "enwik9"], "--preset must be one of 'enwik8-"),
         (
             ["--model", "resnet20"],
             "model.model must be one of decoder, transformer-xl for text, got 'resnet20'",

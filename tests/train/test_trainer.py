@@ -245,3 +245,23 @@ def test_what_is_said_wins_over_what_suits_the_optimizer(text_file: Path) -> Non
     assert trainer.config.train.sparse_rate == "same"
     first_power = make(text_file, method={"penalty_power": 1})  # which cannot be decoupled
     assert first_power.config.method.penalty_form == "gradient"
+
+
+@pytest.mark.parametrize(("clip", "clip_rms"), [(0.0, 1e-4), (1e-3, 1.0), (1e-3, 1e-7), (0.0, 0.0)])
+def test_gradients_are_clipped_by_norm_and_by_root_mean_square(
+    text_file: Path, clip: float, clip_rms: float
+) -> None:
+    trainer = make(text_file, train={"clip": clip, "clip_rms": clip_rms})
+    seen: list[torch.Tensor] = []
+
+    def note(*_: object) -> None:
+        seen.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
+
+    trainer.optimizer.register_step_pre_hook(note)
+    trainer.take_step()
+    gradient = seen[0]
+    norm, rms = float(gradient.norm()), float(gradient.square().mean().sqrt())
+    limits = [limit / value for limit, value in ((clip, norm), (clip_rms, rms)) if limit]
+    # The tighter of the two is reached; without any the gradient is as it came.
+    assert min(limits, default=1.0) == pytest.approx(1.0, rel=1e-3)
+    assert norm > 1e-2 or limits

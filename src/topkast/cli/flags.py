@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from topkast.models.presets import PRESETS
 from topkast.train.config import SECTIONS, Config, read_config
 from topkast.train.options import Rule, rules
-from topkast.train.preset_options import preset_values
+from topkast.train.preset_options import PRESET_NAMES, preset_values
 
 _TITLES = {"data": "data", "model": "network", "method": "sparsity", "train": "training", "run": "the run"}
 
@@ -42,7 +41,7 @@ def add_options(
 
 def add_preset(group: Any) -> None:
     """Adds the flags from which `configuration` begins."""
-    names = ", ".join(PRESETS)
+    names = ", ".join(PRESET_NAMES)
     group.add_argument("--preset", metavar="NAME", help=f"options to begin with: {names}")
     group.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file; flags win")
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from topkast.cli import bench, compare, info, plan, reproduce, train, tune, use
+from topkast.cli import bench, compare, info, look, plan, reproduce, train, tune, use
 from topkast.kernels.machine import keep_freed_memory
 from topkast.train import workers
 from topkast.train.session import Stopped
@@ -20,6 +20,7 @@ _COMMANDS = (
     use.add_eval,
     use.add_generate,
     use.add_export,
+    look.add_parser,
     plan.add_parser,
     reproduce.add_parser,
     bench.add_parser,

@@ -216,6 +216,7 @@ class TrainOptions:
         float, 0.05, "share of the steps in which the learning rate rises", least=0, most=1
     )
     clip: float = option(float, 1.0, "norm that gradients are clipped to; 0 for none", least=0)
+    clip_rms: float = option(float, 0.0, "root mean square they are clipped to; 0 for none", least=0)
     label_smoothing: float | None = option(
         float, None, "share of the target spread over all classes (images)", least=0, most=1, metavar="S"
     )

@@ -1,20 +1,28 @@
-"""What a preset of `models.presets` says as options of a run."""
+"""Presets as options of a run: those of `models.presets`, and weight-sparse decoders."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from topkast.core.distribution import nearest
 from topkast.data.datasets import DATA_SETS
-from topkast.models.presets import Preset, preset
+from topkast.models.presets import PRESETS, Preset
+
+Values = dict[str, dict[str, Any]]
 
 
-def preset_values(name: str) -> dict[str, dict[str, Any]]:
+def preset_values(name: str) -> Values:
     """The options of a preset, by section.
 
     Raises:
         ValueError: There is none of that name.
     """
-    chosen = preset(name)
+    if name not in PRESET_NAMES:
+        raise ValueError(f"--preset must be one of {nearest(name, PRESET_NAMES)}, got {name!r}")
+    return WEIGHT_SPARSE[name] if name in WEIGHT_SPARSE else _network_values(PRESETS[name])
+
+
+def _network_values(chosen: Preset) -> Values:
     values = {
         "data": {"task": DATA_SETS[chosen.data].task, "dataset": chosen.data},
         "model": {"model": chosen.model, **_sizes(chosen)},
@@ -59,3 +67,32 @@ def _training(chosen: Preset) -> dict[str, Any]:
         "clip": chosen.clip or 0.0,
         "label_smoothing": chosen.label_smoothing or None,
     }
+
+
+def _weight_sparse(width: int, sparsity: float, floor: int) -> Values:
+    """A decoder with so few weights that one can look at them, after Gao et al. 2025.
+
+    Top-K of every matrix at every step, reached in the first half of the run from ten times as many weights.
+    Each output keeps `floor` weights. Sizes change at exchanges, so these come often.
+    """
+    return {
+        "data": {"task": "text"},
+        "model": {"model": "decoder", "width": width, "depth": 2, "heads": width // 64},
+        "method": {
+            "forward_sparsity": sparsity,
+            "backward_sparsity": round(2 * sparsity - 1, 6),
+            "min_fan_in": floor,
+            "exchange_every": 20,
+            "anneal": "linear",
+            "anneal_from": round(1 - 10 * (1 - sparsity), 6),
+            "anneal_until": 0.5,
+        },
+        "train": {"steps": 1000, "batch": 8, "beta2": 0.95, "clip": 0.0, "clip_rms": 1.0},
+    }
+
+
+WEIGHT_SPARSE = {
+    "weight-sparse": _weight_sparse(1024, 0.99, 4),
+    "weight-sparse-1000": _weight_sparse(2048, 0.999, 1),
+}
+PRESET_NAMES = (*PRESETS, *WEIGHT_SPARSE)

@@ -151,8 +151,7 @@ class Trainer:
         return float(own if self.ranks is None else self.ranks.mean_(own))
 
     def _check_gradients(self) -> None:
-        limit = self.config.train.clip or float("inf")
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._most_norm())
         if torch.isfinite(norm):
             return
         bad = [
@@ -162,6 +161,12 @@ class Trainer:
         ]
         where = bad[0] if bad else "their norm"
         raise NotFinite(f"the gradient of step {self.step + 1} is not finite, first in {where}")
+
+    def _most_norm(self) -> float:
+        """The norm that gradients are clipped to: of n of them with root mean square r it is r·√n."""
+        options = self.config.train
+        n = sum(p.grad.numel() for p in self.model.parameters() if p.grad is not None)
+        return min(options.clip or math.inf, options.clip_rms * math.sqrt(n) or math.inf)
 
     def quality(self) -> float:
         """On held-out data."""
