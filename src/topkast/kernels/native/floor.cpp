@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <iterator>
 #include <limits>
 #include <stdexcept>
@@ -13,16 +12,6 @@
 
 namespace topkast {
 namespace {
-
-template <typename T>
-using KeyOf = typename Key<T>::type;
-
-template <typename T>
-inline KeyOf<T> key_of(T value) {
-  KeyOf<T> bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits & ~(KeyOf<T>(1) << (8 * sizeof bits - 1));
-}
 
 // An element that may enter or leave, with the number of its row and of its column.
 template <typename K>
@@ -243,9 +232,7 @@ void Floored::choose(const T* values, const P* positions, const uint8_t* active,
   std::sort(flips.begin(), flips.end());
   changed_.clear();
   std::set_symmetric_difference(wrong, wrong + num_wrong, flips.begin(), flips.end(), std::back_inserter(changed_));
-  T next;
-  std::memcpy(&next, &found.next, sizeof next);
-  least_ = found.has_next ? static_cast<double>(next) : std::numeric_limits<double>::infinity();
+  least_ = found.has_next ? static_cast<double>(value_of<T>(found.next)) : std::numeric_limits<double>::infinity();
 }
 
 #define TOPKAST_FLOORED(T, P)                                                                                       \

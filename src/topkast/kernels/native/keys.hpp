@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 namespace topkast {
 
@@ -20,6 +19,24 @@ struct Key<double> {
   static constexpr int shift = 63 - 15;
   static constexpr type infinity = 0x7ff0000000000000u;
 };
+
+template <typename T>
+using KeyOf = typename Key<T>::type;
+
+template <typename T>
+inline KeyOf<T> key_of(T value) {
+  KeyOf<T> bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits & ~(KeyOf<T>(1) << (8 * sizeof bits - 1));
+}
+
+// The magnitude with this key.
+template <typename T>
+inline T value_of(KeyOf<T> key) {
+  T value;
+  __builtin_memcpy(&value, &key, sizeof value);
+  return value;
+}
 
 // Keys from low to high.
 template <typename K>

@@ -3,7 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <mutex>
 #include <stdexcept>
@@ -18,23 +17,6 @@ namespace {
 
 constexpr int64_t kChunk = 1 << 16;
 constexpr int kDigit = 12;
-
-template <typename T>
-using KeyOf = typename Key<T>::type;
-
-template <typename T>
-inline KeyOf<T> key_of(T value) {
-  KeyOf<T> bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits & ~(KeyOf<T>(1) << (8 * sizeof bits - 1));
-}
-
-template <typename T>
-inline T value_of(KeyOf<T> key) {
-  T value;
-  std::memcpy(&value, &key, sizeof value);
-  return value;
-}
 
 // Adds to `counts`, for numbers whose key begins like `prefix`, one where its next digit is.
 template <typename T>

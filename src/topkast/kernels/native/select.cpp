@@ -4,19 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 namespace topkast {
 namespace {
-
-template <typename T>
-inline typename Key<T>::type key_of(T value) {
-  typename Key<T>::type bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits & ~(typename Key<T>::type(1) << (8 * sizeof(bits) - 1));
-}
 
 // Numbers that a thread takes at a time.
 constexpr int64_t kChunk = 1 << 16;

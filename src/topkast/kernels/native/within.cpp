@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "kernels.hpp"
@@ -32,20 +31,6 @@ struct Chunk {
   int64_t above = 0;
   bool is_finite = true;
 };
-
-template <typename T>
-typename Key<T>::type key_of(T value) {
-  typename Key<T>::type bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits & ~(typename Key<T>::type(1) << (8 * sizeof(bits) - 1));
-}
-
-template <typename T>
-double magnitude_of(typename Key<T>::type key) {
-  T value;
-  std::memcpy(&value, &key, sizeof value);
-  return static_cast<double>(value);
-}
 
 template <typename T>
 Chunk<T> look(const T* values, const uint8_t* active, int64_t first, int64_t last, Band<typename Key<T>::type> band,
@@ -156,11 +141,11 @@ bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k
     found = Look<T>(values, active, n, band, favour, num_threads);
   }
   const K threshold = found.threshold(k);
-  const double now = magnitude_of<T>(threshold);
+  const double now = value_of<T>(threshold);
   const double missed = expected > 0 ? std::abs(now / expected - 1) : 0;
   drift_ = threshold_ > 0 ? std::clamp(now / threshold_ - 1, -kMostWidth, kMostWidth) : 0;
   // Twice the last miss, unless that would hold too many: magnitudes of B may all be close to each other.
-  const double held = (magnitude_of<T>(band.high) - magnitude_of<T>(band.low)) / std::max(now, 1e-300);
+  const double high = value_of<T>(band.high), low = value_of<T>(band.low), held = (high - low) / std::max(now, 1e-300);
   const double per_width = static_cast<double>(found.inside) / std::max(held, 1e-12);
   width_ = std::max({kLeastWidth, std::min(kMostWidth, 2 * missed), width_ * 0.7});
   if (2 * width_ * per_width > static_cast<double>(n / kEnough)) width_ = 0;
