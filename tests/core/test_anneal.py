@@ -140,6 +140,35 @@ def test_stats_and_flops_are_those_of_the_step(reservoir: Any) -> None:
     assert run.forward_density == pytest.approx(sum(forward) / 45)
 
 
+@pytest.mark.parametrize("floor", [0, 3])
+def test_a_drawn_network_is_annealed_like_a_stored_one(floor: int) -> None:
+    """θ, A and B at every step: up and down again, under the options for Adam, with a floor."""
+    rise = {0: 0.5, 10: 0.8, 20: 0.6, 30: 0.9}
+    trained: dict[str, tuple[topkast.Handle, Any, nn.Module]] = {}
+    for reservoir in ("stored", "implicit"):
+        with torch.device("meta" if reservoir == "implicit" else "cpu"):
+            model = nn.Sequential(nn.Linear(40, 50, bias=False), nn.Tanh(), nn.Linear(50, 10, bias=False))
+        method = TopKAST.under_adam(
+            Stages(rise), Stages({t: s / 2 for t, s in rise.items()}), exchange_every=10, min_fan_in=floor
+        )
+        options: Any = {"reservoir": reservoir, "init": "kaiming_normal", "seed": 3}
+        sparse = topkast.sparsify(model, method, **options)
+        optimizer = sparse.attach(torch.optim.Adam(model.parameters(), lr=0.02))
+        trained[reservoir] = sparse, optimizer, model
+    for step in range(1, 46):
+        torch.manual_seed(step)
+        x, y = torch.randn(16, 40), torch.randint(10, (16,))
+        for _, optimizer, model in trained.values():
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for name, stored in trained["stored"][0].weights.items():
+            drawn = trained["implicit"][0].weights[name]
+            assert torch.equal(stored.indices, drawn.indices), (step, name)
+            assert torch.equal(stored.active, drawn.active), (step, name)
+            assert torch.equal(stored.theta(), drawn.theta()), (step, name)
+
+
 def test_engines_are_measured_again_when_a_layer_is_twice_as_sparse() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 20))
