@@ -55,6 +55,17 @@ def test_two_clocks_are_timed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFi
     assert target.stat().st_size > 1000
 
 
+def test_weight_sparse_cost_compares_equals(capsys: pytest.CaptureFixture[str]) -> None:
+    example = load("weight_sparse_cost")
+    options = ["--width=64", "--depth=1", "--batch=1", "--sparsity=0.9", "--steps=2"]
+    medians = example.main(example.parse(options))
+    assert list(medians) == ["topkast", "dense", "masks"]
+    printed = capsys.readouterr().out.splitlines()
+    used = [line.rpartition("; ")[2] for line in printed[1:]]
+    assert used[0] == used[2] == "8,191 weights in use"
+    assert used[1] == "81,920 weights in use"
+
+
 @pytest.mark.slow  # two more processes; that only gradients are sent is tested in tests/distributed too
 def test_ddp_traffic_is_that_of_the_formulas(capfd: pytest.CaptureFixture[str]) -> None:
     subprocess.run([sys.executable, EXAMPLES / "ddp_traffic.py", "--model", "tiny"], check=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from topkast.report import read_run
-from topkast.report.drawings import LINES, legend, new_figure, styled
+from topkast.report.drawings import legend, looks, new_figure, styled
 from topkast.reproduce.contest import check, contender, run_config
 from topkast.reproduce.experiment import Row
 from topkast.reproduce.farm import Harvest, Measured, place, run_all
@@ -208,8 +208,9 @@ def _draw(search: Search, tuned: Sequence[Tuned]) -> Any:
     """A line for each contender through the runs of the search; other seeds as small dots."""
     figure, axes = new_figure(height=3.8)
     first = search.seeds[0]
-    for i, one in enumerate(tuned):
-        color, dashes = LINES[i % len(LINES)]
+    look_of = looks(one.row.label for one in tuned)
+    for one in tuned:
+        color, dashes = look_of[one.row.label]
         powers = [power for power in sorted(one.found) if math.isfinite(one.found[power][first])]
         rates, qualities = [_rate(search, p) for p in powers], [one.found[p][first] for p in powers]
         axes.plot(rates, qualities, color=color, ls=dashes, marker="o", ms=4, label=one.row.label)
@@ -217,6 +218,9 @@ def _draw(search: Search, tuned: Sequence[Tuned]) -> Any:
             others = [q for seed, q in one.found[power].items() if seed != first]
             axes.plot([_rate(search, power)] * len(others), others, "o", ms=3, mfc="white", mec=color)
     axes.set_xscale("log")
+    tried = sorted({_rate(search, power) for one in tuned for power in one.found})
+    axes.set_xticks(tried, [f"{rate:g}" for rate in tried])
+    axes.minorticks_off()
     axes.set_xlabel("learning rate")
     axes.set_ylabel(f"held-out {tuned[0].quality_name} {'↑' if tuned[0].higher_is_better else '↓'}")
     legend(figure, axes)

@@ -87,7 +87,17 @@ def _weight_sparse(width: int, sparsity: float, floor: int) -> Values:
             "anneal_from": round(1 - 10 * (1 - sparsity), 6),
             "anneal_until": 0.5,
         },
-        "train": {"steps": 1000, "batch": 8, "beta2": 0.95, "clip": 0.0, "clip_rms": 1.0},
+        "train": {
+            "steps": 1000,
+            "batch": 8,
+            # Of all weights: lr·density⁻ᵖ was fitted for densities down to 0.02 and is far too high here.
+            "lr": 1e-2,
+            "sparse_rate": "same",
+            "whole_rate": False,
+            "beta2": 0.95,
+            "clip": 0.0,
+            "clip_rms": 1.0,
+        },
     }
 
 
