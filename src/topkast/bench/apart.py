@@ -88,8 +88,10 @@ def _peak(inputs: int, outputs: int, tokens: int, pair: Pair | None) -> dict[str
 def measure_scale(
     inputs: int, outputs: int, pair: Pair, *, steps: int, init: str | None = None
 ) -> dict[str, Any]:
-    """Trains a Linear layer on 64 tokens with Adam and the penalty for some steps, each followed by a refresh
-    and an exchange; or, with no steps, only exchanges, each time after 5 % of B were set to zero.
+    """Trains a Linear layer on 64 tokens with Adam and the penalty, each step followed by all choices.
+
+    That is a refresh and an exchange. With no steps there are only exchanges, each after 5 % of B were set to
+    zero.
 
     Args:
         inputs, outputs, pair: Of the layer.
@@ -98,8 +100,9 @@ def measure_scale(
 
     Returns:
         Seconds, each the median: "build", "step" (without choosing sets), "refresh" (A within B), "exchange",
-        "plan" (building the new one); "flipped" and "exchanged", elements that the last ones moved; "peak":
-        resident memory of the whole process in bytes, at most; sizes; "memory": `Handle.memory()`.
+        "plan" (building the new one). "flipped" and "exchanged" are elements that the last ones moved. "peak"
+        is the resident memory of the whole process in bytes, at most. Then sizes, and "memory" as
+        `Handle.memory()` has it.
     """
     arguments = {"inputs": inputs, "outputs": outputs, "pair": pair, "steps": steps, "init": init}
     return _apart("scale", arguments)

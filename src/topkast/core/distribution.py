@@ -40,11 +40,11 @@ def spread(
     """Counts for every layer.
 
     Args:
-        distribution: "uniform" gives every layer the same sparsity; "er" (Erdős–Rényi) gives a layer
-            density in proportion to (n_in + n_out)/(n_in·n_out), "erk" (Erdős–Rényi-Kernel) to
-            Σ dims / Π dims of the whole shape, both with layers capped at dense and at least one element
-            in each; a mapping from names or globs to a forward sparsity, or a (forward, backward) pair,
-            overrides single layers and leaves the others uniform.
+        distribution: "uniform" gives every layer the same sparsity. "er" (Erdős–Rényi) gives a layer
+            density in proportion to (n_in + n_out)/(n_in·n_out). "erk" (Erdős–Rényi-Kernel) takes
+            Σ dims / Π dims of the whole shape instead. Both cap layers at dense and leave at least one
+            element in each. A mapping from names or globs to a forward sparsity, or to a (forward,
+            backward) pair, overrides single layers and leaves the others uniform.
         shapes: Shape of each layer's weight.
         forward_sparsity: 1 - D.
         backward_sparsity: 1 - D - M.

@@ -1,9 +1,9 @@
 """The dense weight gradient, in pieces: for methods that grow by it, without ever holding all of it.
 
 A layer that is asked to keeps its input and the gradient of its output until the optimizer's step (`Tape`).
-From these any rows of the dense gradient can be computed, and so its largest elements are found chunk of rows
-by chunk of rows, as the paper's appendix on RigL describes: memory is one chunk and the k best so far,
-whatever the dense size is.
+From these any rows of the dense gradient can be computed. So its largest elements are found chunk by chunk of
+rows, as the paper's appendix on RigL describes. Memory is one chunk and the k best so far, whatever the dense
+size is.
 """
 
 from __future__ import annotations

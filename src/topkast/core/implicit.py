@@ -3,13 +3,13 @@
 θ⁰ is a stream of elements by decreasing magnitude (`kernels.stream`). What has been in B is *known*: it is in
 B now or was written down when it left (*returned*). Everything else is what the stream says. So the state is
 
-    cursor      all ranks below it are known;
-    early       ranks from the cursor on that are known too (random exploration takes from the middle of the
-                stream; of equal magnitudes the one with the smaller position goes first);
-    returned    positions and values of what has left B.
+    cursor      All ranks below it are known.
+    early       Ranks from the cursor on that are known too. (Random exploration takes from the middle of the
+                stream. Of equal magnitudes the one with the smaller position goes first.)
+    returned    Positions and values of what has left B.
 
-An exchange looks at B, at what was returned, and at the head of the stream: it is sorted, so the candidates
-are the ranks from the cursor on that are at least as large as the k-th largest magnitude of all.
+An exchange looks at B, at what was returned, and at the head of the stream. The stream is sorted. So the
+candidates are the ranks from the cursor on that are at least as large as the k-th largest magnitude of all.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ class Memory:
     Activations, and what a product needs while it runs, are not in it.
 
     Attributes:
-        layers: Sparse weight → part → bytes. Parts are "weight" (values of B), "gradient", "optimizer",
-            "sets" (which elements B and A are), "plan" (what the products derive from that), "reservoir"
-            (what is known of C), "companion" (what the method keeps beside it), their sum "total", and
-            "dense": the dense weight's with the same optimizer.
+        layers: Sparse weight → part → bytes. Parts are "weight" (values of B), "gradient" and "optimizer".
+            "sets" says which elements B and A are, "plan" is what the products derive from that.
+            "reservoir" is what is known of C, "companion" what the method keeps beside it. "total" is
+            their sum, "dense" that of the dense weight with the same optimizer.
         rest: The same for biases, norms and dense layers: "weight", "gradient", "optimizer", "total".
     """
 
@@ -102,9 +102,9 @@ def dense_bytes(weight: Tensor, optimizer: torch.optim.Optimizer | None) -> dict
 def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
     """Of a sparse weight: by part, and their sum as "total".
 
-    "sets" are the buffers that say what A and B are; "plan" is what was derived from them for the products;
-    "reservoir" is what is known of C; "companion" is what the method keeps beside the weight (its parameters,
-    such as a learned threshold, are the model's).
+    "sets" are the buffers that say what A and B are. "plan" is what was derived from them for the products.
+    "reservoir" is what is known of C. "companion" is what the method keeps beside the weight; its parameters,
+    such as a learned threshold, are the model's.
     """
     companion = () if weight.companion is None else weight.companion.buffers()
     return _with_total(

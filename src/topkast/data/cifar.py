@@ -171,10 +171,11 @@ def read_cifar10(path: Path | str | None = None, *, check: bool = True) -> ByteI
     """Training and test images; of the five training batches those that there are.
 
     Args:
-        path: A folder with ``data_batch_1.bin`` … and ``test_batch.bin`` (and, if there is one,
-            ``batches.meta.txt`` with the names of classes), or with ``data_batch_1`` … of the python version,
-            or with ``data_batch_1.webp`` …, mosaics of 100 × 100 images in their order, and ``labels.npz``
-            with ``train`` and ``test``; see `find_dataset` for None.
+        path: A folder in one of three forms; see `find_dataset` for None. The first has
+            ``data_batch_1.bin`` …, ``test_batch.bin`` and perhaps ``batches.meta.txt`` with the names of
+            classes. The second has ``data_batch_1`` … of the python version. The third has
+            ``data_batch_1.webp`` …, mosaics of 100 × 100 images in their order, and ``labels.npz`` with
+            ``train`` and ``test``.
         check: Whether a batch of 10,000 images must be the published one; not so for other images in the
             same form.
 

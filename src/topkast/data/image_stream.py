@@ -33,9 +33,9 @@ def made_ahead(
 ) -> Iterator[list[Value]]:
     """What `make` gives for the keys of each batch.
 
-    Threads and not processes: Pillow gives up the interpreter's lock while it decodes and resizes, which is
-    nearly all of the work; results need no copying between processes; and a process that has used OpenMP, as
-    torch does, cannot safely be forked.
+    It uses threads and not processes. Pillow gives up the interpreter's lock while it decodes and resizes,
+    which is nearly all of the work. Results need no copying between processes. And a process that has used
+    OpenMP, as torch does, cannot safely be forked.
 
     Args:
         make: Called in any thread, in any order; must depend on its key alone.

@@ -1,9 +1,9 @@
 """Engine `auto`: for each layer and size of input the engine that was measured to be the fastest.
 
-It is decided in the first training pass with an input larger than all before, by timing forward and backward
-pass of every engine on that very input, and it is remembered in a buffer of the weight: a checkpoint carries
-it, and a resumed run computes with the same engines to the last bit. Smaller inputs use what was decided
-for the next larger size, so that the last, short batch of an epoch decides nothing anew.
+The first training pass with an input larger than all before decides: it times the forward and backward pass
+of every engine on that very input. A buffer of the weight remembers the choice. So a checkpoint carries it,
+and a resumed run computes with the same engines to the last bit. Smaller inputs use what was decided for the
+next larger size: the last, short batch of an epoch decides nothing.
 """
 
 from __future__ import annotations

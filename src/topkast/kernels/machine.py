@@ -69,11 +69,11 @@ _LARGEST = 2**31 - 1
 def keep_freed_memory() -> bool:
     """Makes this process keep freed memory instead of handing it back to the system.
 
-    glibc returns large tensors to the system as soon as they die; the next step gets them back one page fault
-    at a time, which can cost as much as a sparse layer's arithmetic (about 1.5 ms per 4 MB on a virtual
-    machine). It concerns every tensor of the process, dense or sparse. Resident memory then stays at its
-    peak, and somewhat above it (a third in a two-layer network), since freed memory falls into pieces; hence
-    it is for the application to decide. The `topkast` command line does it for itself.
+    glibc returns large tensors to the system as soon as they die. The next step gets them back one page fault
+    at a time. That can cost as much as a sparse layer's arithmetic: about 1.5 ms per 4 MB on a virtual
+    machine. It concerns every tensor of the process, dense or sparse. With this setting resident memory stays
+    at its peak and somewhat above it (a third in a two-layer network), since freed memory falls into pieces.
+    So the application has to decide. The `topkast` command line does it for itself.
 
     Returns:
         Whether it took effect. Only glibc has the setting.

@@ -18,8 +18,8 @@ _BLOCK = 256
 class RelativeAttention(nn.Module):
     """Multi-head attention of a segment to its memory and to itself up to the present, by relative position.
 
-    With queries q = W_q·h of the segment, keys and values k, v = W_kv·[memory; h], and positions
-    r = W_r·R of the distance i - j ≥ 0 between a query and a key, the score of a head is
+    Queries of the segment are q = W_q·h. Keys and values are k, v = W_kv·[memory; h]. Positions r = W_r·R are
+    those of the distance i - j ≥ 0 between a query and a key. The score of a head is
 
         A(i, j) = ((q_i + u)·k_j + (q_i + v)·r_{i-j}) / √d_head
 

@@ -291,9 +291,9 @@ class Recipe:
     """What is trained and how; times are shares of the run, so that every scale can have its own steps.
 
     Attributes:
-        workload: Which network and data: the paper's ImageNet, enwik8 with the large and with the small
-            Transformer, and WikiText-103 have their counterpart in each scale; "decoder" is a small
-            GPT-style network on enwik8, the same in each but for its steps; "given" is that of a
+        workload: Which network and data. The paper's ImageNet, enwik8 with the large and with the small
+            Transformer, and WikiText-103 have their counterpart in each scale. "decoder" is a small
+            GPT-style network on enwik8, the same in each but for its steps. "given" is that of a
             configuration.
         method: By name.
         forward: Forward sparsity; None for dense.
