@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import topkast
+from topkast.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -39,6 +40,16 @@ def surroundings() -> dict[str, Any]:
     }
 
 
+def make_run(folder: Path) -> None:
+    """A run that a reader may have made before."""
+    sizes = ["--width", "16", "--depth", "1", "--heads", "2", "--window", "8", "--batch", "4"]
+    done = main(
+        ["train", "--out", str(folder), "--steps", "4", *sizes, "--limit", "9000", "--reference", "none",
+         "--quiet", "--no-report"]
+    )  # fmt: skip
+    assert done == 0
+
+
 # Of peft: what it reads of transformers by an old name.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 # Of Lightning: what it still calls in torch, and advice for larger machines.
@@ -48,6 +59,8 @@ def surroundings() -> dict[str, Any]:
 def test_python_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     namespace = surroundings()
+    if '"RUN"' in page.read_text():
+        make_run(tmp_path / "RUN")
     for snippet in snippets(page, "python"):
         exec(compile(snippet, str(page), "exec"), namespace)
 

@@ -4,6 +4,9 @@
 import torch  # noqa: F401  # isort: skip
 
 from importlib.metadata import version
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from topkast import _moved, distributed, models, nn  # noqa: F401
 from topkast.convert import Handle, densify, sparsify
@@ -26,6 +29,9 @@ from topkast.methods import (
     Static,
     TopKAST,
 )
+
+if TYPE_CHECKING:
+    from topkast.train.trained import Trained
 
 __version__ = version("topkast")
 
@@ -56,7 +62,38 @@ __all__ = [
     "densify",
     "distributed",
     "keep_freed_memory",
+    "load",
     "models",
     "nn",
     "sparsify",
 ]
+
+
+def load(path: str | PathLike[str], checkpoint: str = "last", engine: str | None = None) -> "Trained":
+    """Takes a trained network out of a run, or out of a compressed export.
+
+    The network is sparse and in evaluation mode. To train it further, create an optimizer and attach it with
+    ``loaded.sparse.attach(optimizer)``; an export has A alone, so its sets then stay as they are.
+
+    Args:
+        path: The folder of a run of `topkast train`, or a file of `topkast export --format compressed`.
+        checkpoint: Of a run: "last", "best" by held-out quality, or the name of one.
+        engine: What to compute with, in place of the run's own; see `sparsify`.
+
+    Returns:
+        `model`, `sparse` (the handle; None for a dense network), `config`, `step`, `quality`, and for text
+        `encode` and `decode`.
+
+    Raises:
+        ValueError: It is neither, there is no such checkpoint, or a file is damaged.
+        OSError: A file cannot be read.
+    """
+    from topkast.train.exported import load_export
+    from topkast.train.trained import load as load_run
+
+    place = Path(path)
+    if not place.is_file():
+        return load_run(place, checkpoint, engine=engine)
+    if checkpoint != "last":
+        raise ValueError(f"{place} is a file, with one network: `checkpoint` is for runs, got {checkpoint!r}")
+    return load_export(place, engine=engine)

@@ -107,6 +107,7 @@ def test_damage_is_named(copy: Path) -> None:
     ("content", "message"),
     [
         (None, "by its `name` and `arguments`"),
+        ("mlp", "must be JSON"),
         ({"name": "mlp", "arguments": {"width": 3}}, "a mlp is made with sizes"),
         ({"name": "mlp", "arguments": {"sizes": [[3], 4]}}, "must be a number, a word or a list of them"),
         ({"name": "mlp", "arguments": [1]}, "a mlp is made with sizes, got"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import dataclasses
 import sys
 import time
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from topkast.data.vocabulary import EOS, Vocabulary
 from topkast.train import trained
 from topkast.train.config import ENGINES
 from topkast.train.export_forms import FORMS, SUFFIXES, export
@@ -21,7 +19,6 @@ from topkast.train.image_tasks import ImageTask, PhotoTask
 from topkast.train.resolve import make_task
 from topkast.train.sampling import generate
 from topkast.train.task import Task
-from topkast.train.text_tasks import VOCABULARY
 from topkast.train.trained import Trained
 
 
@@ -98,13 +95,11 @@ def add_generate(commands: Any) -> None:
 
 def run_generate(options: argparse.Namespace) -> None:
     trained = load_run(options)
-    kind = trained.inputs.get("symbols")
-    if kind not in ("bytes", "words"):
+    if "symbols" not in trained.inputs:
         raise ValueError(f"{options.folder} is a run of {trained.config.data.task}: it writes no text")
-    writer = Bytes() if kind == "bytes" else Words(_vocabulary(options.folder))
     drawn = generate(
         trained.model,
-        writer.encode(options.prompt),
+        trained.encode(options.prompt) or trained.encode("\n"),
         window=trained.inputs["window"],
         memory=trained.inputs.get("memory"),
         length=options.length,
@@ -112,52 +107,12 @@ def run_generate(options: argparse.Namespace) -> None:
         top=options.top,
         seed=options.seed,
     )
-    sys.stdout.write(options.prompt)
-    for symbol in drawn:
-        sys.stdout.write(writer.decode(symbol))
+    is_words = trained.inputs["symbols"] == "words"
+    sys.stdout.write(options.prompt + " " * (is_words and options.prompt[-1:].strip() != ""))
+    for piece in trained.symbols.pieces(drawn):
+        sys.stdout.write(piece)
         sys.stdout.flush()
-    print(writer.end())
-
-
-class Bytes:
-    """Bytes may be half a character: shown when it is whole, or found to be none."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def encode(self, prompt: str) -> list[int]:
-        return list(prompt.encode() or b"\n")
-
-    def decode(self, symbol: int) -> str:
-        return self._decoder.decode(bytes([symbol]))
-
-    def end(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-
-class Words:
-    """Words with spaces between them; a line ends with `<eos>`."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def encode(self, prompt: str) -> list[int]:
-        numbers = [number for part in self._vocabulary.encode([prompt]) for number in part.tolist()]
-        return numbers[:-1] or numbers  # the line goes on; an empty one is what stands before its beginning
-
-    def decode(self, symbol: int) -> str:
-        word = self._vocabulary.words[symbol]
-        return "\n" if word == EOS else f" {word}"
-
-    def end(self) -> str:
-        return ""
-
-
-def _vocabulary(folder: Path) -> Vocabulary:
-    try:
-        return Vocabulary((folder / VOCABULARY).read_text(encoding="utf-8").split("\n")[:-1])
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder / VOCABULARY} cannot be used: {error}") from error
+    print()
 
 
 def add_export(commands: Any) -> None:

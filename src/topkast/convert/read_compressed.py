@@ -39,10 +39,7 @@ def read(path: "str | os.PathLike[str]", dense: bool = True, max_bytes: "int | N
         OSError: It cannot be read.
     """
     arrays, metadata = _safetensors(path)
-    if metadata.get("format") != "topkast-compressed":
-        raise ValueError(f"{path} is no compressed network of topkast: its metadata do not say so")
-    if metadata.get("version") != "1":
-        raise ValueError(f"{path} has version {metadata.get('version')!r}, this reader knows version '1'")
+    _check_format(path, metadata)
     weights = {}
     limit = max(_MAX_RATIO * os.path.getsize(path), _ALWAYS_ALLOWED) if max_bytes is None else max_bytes
     total = 0
@@ -69,22 +66,49 @@ def read(path: "str | os.PathLike[str]", dense: bool = True, max_bytes: "int | N
     return weights
 
 
+def read_metadata(path: "str | os.PathLike[str]") -> dict:
+    """What the file says of itself, as strings by name: `network`, `inputs`, `step` and others.
+
+    Raises:
+        ValueError: It is not such a file.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb") as file:
+        _, metadata, _ = _header(path, file)
+    _check_format(path, metadata)
+    return metadata
+
+
+def _check_format(path, metadata):
+    if metadata.get("format") != "topkast-compressed":
+        raise ValueError(f"{path} is no compressed network of topkast: its metadata do not say so")
+    if metadata.get("version") != "1":
+        raise ValueError(f"{path} has version {metadata.get('version')!r}, this reader knows version '1'")
+
+
+def _header(path, file):
+    """The entries of all arrays, the metadata, and the length of the header."""
+    size = os.path.getsize(path)
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, 100_000_000):
+        raise ValueError(f"{path} is not a safetensors file: its header is longer than it may be")
+    try:
+        header = json.loads(file.read(length))
+        metadata = header.pop("__metadata__", {})
+        entries = [(name, entry["dtype"], entry["shape"], entry["data_offsets"])
+                   for name, entry in header.items()]  # fmt: skip
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a safetensors file: {error!r} in its header") from None
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError(f"{path} is not a safetensors file: its metadata are no table of strings")
+    return entries, metadata, length
+
+
 def _safetensors(path):
     """Arrays and metadata: eight bytes of header length, a JSON header, the arrays."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, 100_000_000):
-            raise ValueError(f"{path} is not a safetensors file: its header is longer than it may be")
-        try:
-            header = json.loads(file.read(length))
-            metadata = header.pop("__metadata__", {})
-            entries = [(name, entry["dtype"], entry["shape"], entry["data_offsets"])
-                       for name, entry in header.items()]  # fmt: skip
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is not a safetensors file: {error!r} in its header") from None
-        if not isinstance(metadata, dict):
-            raise ValueError(f"{path} is not a safetensors file: its metadata are no table")
+        entries, metadata, length = _header(path, file)
         arrays = {}
         left = size - 8 - length  # arrays that overlap would make many out of one
         for name, kind, shape, offsets in entries:

@@ -1,4 +1,4 @@
-"""Methods that choose their sets once: a fixed random mask, and no sparsity at all."""
+"""Methods that choose their sets once: a fixed random mask, what is there, and no sparsity at all."""
 
 from __future__ import annotations
 
@@ -22,6 +22,18 @@ class Static(OneSparsity, FixedSets):
 
     def choose(self, moment: Moment) -> Sets:
         return Sets.of(random_subset(moment.numel, moment.counts.forward, moment.generator))
+
+
+@dataclass(frozen=True)
+class InUse(OneSparsity, FixedSets):
+    """The K_A largest weights, chosen once; B = A. For a network that is sparse already.
+
+    Attributes:
+        forward_sparsity: 1 - D.
+    """
+
+    def choose(self, moment: Moment) -> Sets:
+        return Sets.of(moment.theta.top(moment.counts.forward))
 
 
 @dataclass(frozen=True)

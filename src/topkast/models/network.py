@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -154,11 +155,13 @@ class Network:
 
     @classmethod
     def from_json(cls, content: Any) -> Network:
-        """From plain data, which may come from anywhere.
+        """From plain data or from JSON text, such as the metadata of an export; it may come from anywhere.
 
         Raises:
             ValueError: It is not the description of a network that we have.
         """
+        if isinstance(content, str):
+            content = _parsed(content)
         if not isinstance(content, dict) or set(content) != {"name", "arguments"}:
             raise ValueError("a network is described by its `name` and `arguments`")
         name, arguments = content["name"], content["arguments"]
@@ -168,6 +171,13 @@ class Network:
         if not isinstance(arguments, dict) or not set(arguments) <= set(known):
             raise ValueError(f"a {name} is made with {', '.join(known)}, got {arguments!r}")
         return cls(name, {key: _plain(name, key, value) for key, value in arguments.items()})
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the description of a network must be JSON: {error}") from None
 
 
 def _plain(name: str, key: str, value: Any) -> Any:

@@ -108,8 +108,14 @@ def _untied(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]
 
 
 def _metadata(trained: Trained) -> dict[str, str]:
+    """What `topkast.load` needs beside the tensors."""
     network, inputs = trained.network.to_json(), trained.inputs
-    return {"network": json.dumps(network), "inputs": json.dumps(inputs), "step": str(trained.step)}
+    said = {"network": json.dumps(network), "inputs": json.dumps(inputs), "step": str(trained.step)}
+    if trained.quality is not None:
+        said["quality"] = repr(trained.quality)
+    if inputs.get("symbols") == "words":
+        said["vocabulary"] = "\n".join(trained.read_vocabulary().words) + "\n"
+    return {**said, "config": trained.config.to_toml()}
 
 
 def _zeros(state: dict[str, Tensor]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 
 from topkast.convert import Handle, densify
 from topkast.core.distribution import nearest
+from topkast.data.vocabulary import Vocabulary
 from topkast.models.network import Network
 from topkast.store import snapshot
 from topkast.store.checkpoint import found, latest, read, step_of
@@ -20,7 +23,9 @@ from topkast.store.snapshot import Snapshot
 from topkast.train.config import Config, read_run_config
 from topkast.train.folder import check_marker
 from topkast.train.resolve import build, make_method
+from topkast.train.symbols import Bytes, Symbols, Words
 from topkast.train.task import Task
+from topkast.train.text_tasks import VOCABULARY
 
 CONFIG = "config.toml"
 NAME = "model.json"
@@ -39,6 +44,7 @@ class Trained:
         step: Steps it was trained for.
         quality: Held-out quality that was recorded last before the checkpoint, if any.
         notes: What a user must know, such as a damaged checkpoint that was passed over.
+        read_vocabulary: Reads the words of a network of words.
     """
 
     config: Config
@@ -49,6 +55,31 @@ class Trained:
     step: int
     quality: float | None
     notes: tuple[str, ...]
+    read_vocabulary: Callable[[], Vocabulary]
+
+    @cached_property
+    def symbols(self) -> Symbols:
+        """What the numbers mean that it takes and gives.
+
+        Raises:
+            ValueError: It is no network of text, or its vocabulary cannot be used.
+        """
+        kind = self.inputs.get("symbols")
+        if kind not in ("bytes", "words"):
+            raise ValueError(f"the network takes images of shape {self.inputs.get('shape')}: it has no text")
+        return Bytes() if kind == "bytes" else Words(self.read_vocabulary())
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of a text, as the network takes them.
+
+        Raises:
+            ValueError: See `symbols`; or a word that is not known, where the vocabulary has no `<unk>`.
+        """
+        return self.symbols.encode(text)
+
+    def decode(self, symbols: Iterable[int]) -> str:
+        """The text of numbers, such as a list or a tensor of one dimension."""
+        return self.symbols.decode(symbols)
 
     def dense(self) -> nn.Module:
         """The same network of plain torch layers, with zeros outside A."""
@@ -77,8 +108,9 @@ def load(run: Path, checkpoint: str = "last", *, engine: str | None = None) -> T
         config = config.with_values({"method": {"engine": engine}})
     network, inputs = _described(run / NAME)
     saved, notes = _snapshot(run, checkpoint)
-    torch.manual_seed(config.train.seed)
-    model, sparse = build(config, network, make_method(config))
+    with torch.random.fork_rng(devices=[]):  # the caller's numbers stay as they are
+        torch.manual_seed(config.train.seed)
+        model, sparse = build(config, network, make_method(config))
     quality = saved.kept.get("quality")
     try:
         if not (quality is None or type(quality) is float):
@@ -86,7 +118,25 @@ def load(run: Path, checkpoint: str = "last", *, engine: str | None = None) -> T
         snapshot.load_part(saved, "model", model)
     except ValueError as error:
         raise ValueError(f"the checkpoint of step {saved.step} in {run} cannot be used: {error}") from error
-    return Trained(config, network, inputs, model.eval(), sparse, saved.step, quality, tuple(notes))
+    vocabulary = run / VOCABULARY
+    return Trained(
+        config,
+        network,
+        inputs,
+        model.eval(),
+        sparse,
+        saved.step,
+        quality,
+        tuple(notes),
+        lambda: _read_vocabulary(vocabulary),
+    )
+
+
+def _read_vocabulary(path: Path) -> Vocabulary:
+    try:
+        return Vocabulary(path.read_text(encoding="utf-8").split("\n")[:-1])
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be used: {error}") from error
 
 
 def _described(path: Path) -> tuple[Network, dict[str, Any]]:
