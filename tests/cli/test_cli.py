@@ -64,7 +64,7 @@ def test_a_dry_run_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "images", "--data", "nowhere"], r"topkast train: nowhere is not a folder"),
         (["train", "--resume", "nowhere"], r"topkast train: nowhere is not a folder, so not a run"),
         (
-            ["train", "--resume", ".", "--steps", "5"],
+            ["train", "--resume", ".", "--lr", "5"],
             r"topkast train: --resume takes everything from the run",
         ),
         (["train", "--config", "nowhere.toml"], r"topkast train: .*nowhere.toml"),

@@ -14,7 +14,7 @@ from topkast.report import read_run, write_comparison, write_report
 from topkast.report.groups import Group, group
 from topkast.reproduce import contest
 from topkast.text import MISSING, duration, number, padded, size
-from topkast.train.config import TASKS
+from topkast.train.sections import TASKS
 
 _CONTENDER = "METHOD[:FORWARD[/BACKWARD]][,OPTION=VALUE]"
 DEFAULT = ("dense", "static:0.9", "rigl:0.9", "topkast:0.9/0.8")

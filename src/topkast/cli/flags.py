@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ from typing import Any
 from topkast.train.config import SECTIONS, Config, read_config
 from topkast.train.options import Rule, rules
 from topkast.train.preset_options import PRESET_NAMES, preset_values
+from topkast.train.transfer import source_options
 
+# Options that a run has, and that are no flags of their own name.
+_HIDDEN = ("extended", "weights_from")
+# What may be said of a run that goes on.
+_CHANGEABLE = ("steps", "minutes", "patience", "reference")
 _TITLES = {"data": "data", "model": "network", "method": "sparsity", "train": "training", "run": "the run"}
 
 
@@ -30,7 +36,7 @@ def add_options(
     for name, section in SECTIONS.items():
         group = parser.add_argument_group(_TITLES[name])
         for option, rule in rules(section).items():
-            if option not in without:
+            if option not in (*without, *_HIDDEN):
                 # A switch may be given alone.
                 switch: dict[str, Any] = {"nargs": "?", "const": "true"} if rule.kind is bool else {}
                 text = _help(section, option, rule)
@@ -53,12 +59,33 @@ def configuration(options: argparse.Namespace) -> Config:
         ValueError: A name that is not there, or a bad value.
         OSError: The file cannot be read.
     """
-    config = Config()
+    config, source = Config(), getattr(options, "weights_from", None)
+    if source is not None and options.preset is None and options.config is None:
+        config = source_options(Path(source))
     if options.preset is not None:
         config = config.with_values(preset_values(options.preset))
     if options.config is not None:
         config = read_config(options.config, config)
-    return config.with_values(given(options))
+    values = given(options)
+    if "steps" in values.get("train", {}):  # a run of another length has not been extended
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, extended=None))
+    return config.with_values(values)
+
+
+def resumed_values(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What the flags change of a run that goes on, by section.
+
+    Raises:
+        ValueError: There is something else beside --resume; the flag is named.
+    """
+    values = given(options)
+    flags = [_flag(option) for section in values.values() for option in section if option not in _CHANGEABLE]
+    flags += [f"--{name}" for name in ("config", "preset", "out") if getattr(options, name)]
+    flags = ["the task" if flag == "--task" else flag for flag in flags]
+    if flags:
+        may = ", ".join(map(_flag, _CHANGEABLE))
+        raise ValueError(f"--resume takes everything from the run but {may}: leave out {', '.join(flags)}")
+    return values
 
 
 def check_resumed(options: argparse.Namespace, what: str, *others: object) -> None:
@@ -97,7 +124,7 @@ def given(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
+    return "--from" if option == "weights_from" else "--" + option.replace("_", "-")
 
 
 def _metavar(rule: Rule) -> str:

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from topkast.cli.flags import add_options, add_preset, check_resumed, configuration, free_folder
+from topkast.cli.flags import add_options, add_preset, configuration, free_folder, resumed_values
 from topkast.core.ranks import Ranks
 from topkast.extras import load_matplotlib
 from topkast.report import write_report
@@ -17,11 +17,11 @@ from topkast.store.record import read_run
 from topkast.store.run import Run
 from topkast.text import duration
 from topkast.train import job, workers
-from topkast.train.config import TASKS
 from topkast.train.display import Display, make_display
 from topkast.train.dry_run import dry_run
 from topkast.train.folder import MARKER
 from topkast.train.job import Outcome
+from topkast.train.sections import TASKS
 
 
 def add_parser(commands: Any) -> None:
@@ -34,15 +34,19 @@ def add_parser(commands: Any) -> None:
 def _add_run(group: Any) -> None:
     group.add_argument("--out", type=Path, metavar="RUN", help="folder of the run (runs/…)")
     add_preset(group)
-    group.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run")
+    group.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with a run; with more --steps, for longer"
+    )
+    group.add_argument(
+        "--from", dest="weights_from", metavar="RUN", help="start from the weights, sets and options of a run"
+    )
     group.add_argument("--dry-run", action="store_true", help="what it would take, without training")
     group.add_argument("--no-report", action="store_true", help="neither table nor page at the end")
     group.add_argument("--quiet", action="store_true", help="show nothing but the end")
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.resume is not None:
-        check_resumed(options, "run")
+    changes = {} if options.resume is None else resumed_values(options)
     if options.dry_run and options.resume is None:
         if workers.is_first():
             print(dry_run(configuration(options)))
@@ -50,11 +54,11 @@ def run(options: argparse.Namespace) -> int:
     if workers.may_be_restarted() and options.out is None and options.resume is None:
         raise ValueError("a run that torchrun may restart needs --out, so that it finds its folder again")
     with workers.together() as ranks:
-        outcome = _train(options, ranks)
+        outcome = _train(options, changes, ranks)
     return _tell(outcome, options) if workers.is_first() else outcome.exit_code
 
 
-def _train(options: argparse.Namespace, ranks: Ranks | None) -> Outcome:
+def _train(options: argparse.Namespace, changes: dict[str, dict[str, Any]], ranks: Ranks | None) -> Outcome:
     display = make_display(quiet=options.quiet) if workers.is_first() else Display()
     path = options.resume
     if path is None and workers.were_restarted() and (options.out / MARKER).is_file():
@@ -63,7 +67,7 @@ def _train(options: argparse.Namespace, ranks: Ranks | None) -> Outcome:
         path = ranks.from_first(path)
     if path is not None:
         display.note(f"going on with {path}")
-        return job.resume(path, display, ranks)
+        return job.resume(path, display, ranks, changes)
     config = configuration(options)
     out = options.out or free_folder(f"{config.data.task}-{config.method.method}")
     display.note(f"run folder: {out}" + ("" if ranks is None else f", {ranks.count} ranks"))

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from topkast.train import trained
-from topkast.train.config import ENGINES
 from topkast.train.export_forms import FORMS, SUFFIXES, export
 from topkast.train.image_tasks import ImageTask, PhotoTask
 from topkast.train.resolve import make_task
 from topkast.train.sampling import generate
+from topkast.train.sections import ENGINES
 from topkast.train.task import Task
 from topkast.train.trained import Trained
 

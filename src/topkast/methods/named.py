@@ -188,6 +188,18 @@ METHODS: Mapping[str, Named] = {
 }
 
 
+def settings_of(name: str, choice: Choice, method: Method) -> dict[str, Any]:
+    """All that can be said of a method, by the names of `OPTIONS`, with its own defaults filled in."""
+    other_names = {"refresh_every": "update_every", "t_end": "end" if name == "pruning" else "explore_until"}
+    said: dict[str, Any] = annealing(choice)
+    for option in METHODS[name].takes:
+        if option in ("forward_sparsity", "backward_sparsity"):
+            said[option] = choice.forward() if option == "forward_sparsity" else choice.backward()
+        elif option not in ANNEAL:
+            said[option] = getattr(method, option, getattr(method, other_names.get(option, option), None))
+    return {option: value for option, value in said.items() if value is not None}
+
+
 def named_method(name: str, choice: Choice) -> Method:
     """The method of that name.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from topkast.store.run import Bytes, End, Event, Layer, LayerPoint, Progress, Reference, Run, Start
+from topkast.store.run import Bytes, End, Event, Extension, Layer, LayerPoint, Progress, Reference, Run, Start
 
 METRICS = "metrics.jsonl"
 
@@ -44,6 +44,8 @@ def as_json(event: Event) -> dict[str, Any]:
             "lr": event.lr,
             "layers": {name: _point(layer) for name, layer in event.layers.items()},
         }
+    if isinstance(event, Extension):
+        return {"event": "extension", **vars(event)}
     if isinstance(event, Reference):
         return {
             "event": "reference",
@@ -94,6 +96,20 @@ def read_events(path: Path, notes: list[str] | None = None) -> list[Event]:
     return events
 
 
+def training_length(path: Path) -> int:
+    """Bytes of a record up to its first `end` or `reference`: what was written while the network trained."""
+    length = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            is_over = json.loads(line).get("event") in ("end", "reference")
+        except (ValueError, RecursionError, AttributeError):
+            is_over = True
+        if is_over:
+            break
+        length += len(line)
+    return length
+
+
 def read_run(folder: Path | str) -> Run:
     """The run in a folder.
 
@@ -112,8 +128,9 @@ def read_run(folder: Path | str) -> Run:
             "or train longer"
         )
     ends = [event for event in events if isinstance(event, End)]
+    lengths = [event.steps for event in events if isinstance(event, Start | Extension)]
     return Run(
-        **vars(events[0]),
+        **{**vars(events[0]), "steps": lengths[-1]},
         folder=folder,
         points=points,
         references={event.name: event for event in events if isinstance(event, Reference)},
@@ -247,6 +264,7 @@ def _parts(fields: Fields) -> dict[str, int]:
 _READERS: dict[Any, Callable[[Fields], Event]] = {
     "start": _start,
     "progress": _progress,
+    "extension": lambda fields: Extension(fields.count("step"), fields.count("steps")),
     "reference": _reference,
     "end": _end,
 }

@@ -1,7 +1,7 @@
 """A run as data: its events, which are the lines of the record, and the whole that they make.
 
-The events are `Start`, `Progress`, `Reference` and `End`; `store.record` writes and reads them. NaN stands
-for a number that is not known.
+The events are `Start`, `Progress`, `Extension`, `Reference` and `End`; `store.record` writes and reads
+them. NaN stands for a number that is not known.
 """
 
 from __future__ import annotations
@@ -193,7 +193,20 @@ class Start:
     units_per_step: float = math.nan
 
 
-Event = Start | Progress | Reference | End
+@dataclass(frozen=True)
+class Extension:
+    """The run goes on for longer than it was to.
+
+    Attributes:
+        step: Steps taken by then.
+        steps: How many it is to take now.
+    """
+
+    step: int
+    steps: int
+
+
+Event = Start | Progress | Extension | Reference | End
 
 
 @dataclass

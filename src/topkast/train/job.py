@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,15 +16,18 @@ from topkast.cost.forecast import why_alone
 from topkast.data.batches import Share
 from topkast.methods.base import Method
 from topkast.methods.named import METHODS, title_of
+from topkast.store import checkpoint
 from topkast.train import events, references, trained
 from topkast.train.config import Config, read_run_config
 from topkast.train.display import Display, summary_writer
+from topkast.train.extension import extended
 from topkast.train.folder import RunFolder, differences, environment
 from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.session import Session
 from topkast.train.task import Task
 from topkast.train.trained import CONFIG
 from topkast.train.trainer import Trainer
+from topkast.train.transfer import take_weights
 from topkast.train.workers import FailedElsewhere, Interrupt
 
 
@@ -63,14 +67,28 @@ def start(config: Config, out: Path, display: Display, ranks: Ranks | None = Non
     if ranks is not None:
         config = ranks.from_first(config)  # what follows from the machine may differ between machines
     trainer = _build(config, task, ranks)
+    if config.run.weights_from is not None:
+        take_weights(trainer, Path(config.run.weights_from))
     files = {CONFIG: config.to_toml(), trained.NAME: trained.describe(task), **task.files()}
     with _opened(lambda: RunFolder.create(out, files), ranks) as folder:
         return _run(Session(trainer, _name(trainer), display, folder), display, out)
 
 
-def resume(path: Path, display: Display, ranks: Ranks | None = None) -> Outcome:
-    """Goes on with a job, bit for bit where machine, versions, threads and ranks are the same."""
-    with _opened(lambda: _reopen(path), ranks) as folder:
+def resume(
+    path: Path,
+    display: Display,
+    ranks: Ranks | None = None,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Outcome:
+    """Goes on with a job, bit for bit where machine, versions, threads and ranks are the same.
+
+    Args:
+        path: The run's folder.
+        display: Told of everything.
+        ranks: As in `start`.
+        changes: Options that are others from now on, by section; more `steps` extend the run.
+    """
+    with _opened(lambda: _reopen(path, changes or {}), ranks) as folder:
         config = Config() if folder is None else read_run_config(path / CONFIG)
         if ranks is not None:
             config = ranks.from_first(config)
@@ -79,19 +97,51 @@ def resume(path: Path, display: Display, ranks: Ranks | None = None) -> Outcome:
         for name, (then, now) in differences(before, environment()).items():
             display.note(f"{name} was {then} when the run began and is {now}: it may not go on bit for bit")
         session = Session(trainer, _name(trainer), display, folder)
-        session.restore()
+        if not session.restore() and config.run.weights_from is not None:
+            take_weights(trainer, Path(config.run.weights_from))
+        _tell_if_finished(session, path)
         return _run(session, display, path)
 
 
-def _reopen(path: Path) -> RunFolder:
-    """The folder of a run whose options can be read: if they cannot, other ranks are told."""
+def _tell_if_finished(session: Session, path: Path) -> None:
+    steps, step = session.trainer.config.train.steps, session.trainer.step
+    if session.standing.has_ended and step == steps and not _missing(session):
+        session.display.note(
+            f"{path} is finished, with all of its {steps:,} steps; to extend it: "
+            f"topkast train --resume {path} --steps {2 * step}"
+        )
+
+
+def _missing(session: Session) -> list[str]:
+    """References that are not trained yet."""
+    return [
+        name for name in references.names(session.trainer.config) if name not in session.standing.references
+    ]
+
+
+def _reopen(path: Path, changes: Mapping[str, Mapping[str, Any]]) -> RunFolder:
+    """The folder of a run whose options can be read and changed: if they cannot, other ranks are told."""
     folder = RunFolder.resume(path)
     try:
-        read_run_config(path / CONFIG)
+        before = config = read_run_config(path / CONFIG)
+        if changes:
+            config = _changed(config, changes, path)
+        if config != before:
+            folder.write_text(CONFIG, config.to_toml())
     except BaseException:
         folder.close()
         raise
     return folder
+
+
+def _changed(config: Config, changes: Mapping[str, Mapping[str, Any]], path: Path) -> Config:
+    train = dict(changes.get("train", {}))
+    steps = train.pop("steps", None)
+    config = config.with_values({**changes, "train": train})
+    if steps is None:
+        return config
+    newest = checkpoint.latest(path).snapshot
+    return extended(config, 0 if newest is None else newest.step, steps)
 
 
 @contextmanager
@@ -143,9 +193,7 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
         if not session.run(interrupt, deadline):
             return Outcome(path, False, interrupt.exit_code)
         session.end()
-        for name in references.names(config):
-            if name in session.standing.references:
-                continue
+        for name in _missing(session):
             beside = _beside(session, name, display)
             if not beside.run(interrupt, deadline):
                 return Outcome(path, False, interrupt.exit_code)

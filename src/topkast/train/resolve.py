@@ -16,22 +16,24 @@ from topkast.convert.origin import Init
 from topkast.core.distribution import nearest
 from topkast.core.initial import Initial, Normal, Scaled, parts_of
 from topkast.data.datasets import DATA_SETS
-from topkast.methods import TopKAST
 from topkast.methods.base import Method
-from topkast.methods.named import ANNEAL, OPTIONS, TOPKAST, Choice, annealing, named_method
+from topkast.methods.named import OPTIONS, Choice, named_method, settings_of
 from topkast.methods.topkast import UNDER_ADAM
 from topkast.models.network import Network
 from topkast.models.transformer_xl import INITIAL_STD, initialise
 from topkast.nn.find import find, wanted_groups
-from topkast.train.config import Config, ModelOptions, section_of
+from topkast.train.config import Config, section_of
+from topkast.train.extension import check_extensions, first_length, length_at
 from topkast.train.image_tasks import PHOTO_MODELS, ImageTask, PhotoTask
 from topkast.train.options import rules, set_values
+from topkast.train.sections import ModelOptions
 from topkast.train.task import Task
 from topkast.train.text_tasks import RecurrentTask, TextTask
 
 
 def resolve(config: Config, task: Task) -> Config:
     """The configuration with everything filled in that follows from the task and the optimizer."""
+    check_extensions(config)
     config = with_defaults(config)
     steps = config.train.steps or task.steps
     sizes = task.sizes()
@@ -90,13 +92,15 @@ def with_defaults(config: Config) -> Config:
 
 
 def _settings(config: Config, steps: int) -> dict[str, Any]:
-    """Those of Top-KAST, so that what a run has written does not depend on defaults."""
-    if config.method.method != "topkast":
-        return {}
-    method = make_method(config.with_values({"train": {"steps": steps}}))
-    assert isinstance(method, TopKAST)
-    own = {name: getattr(method, name) for name in ("refresh_every", *TOPKAST)}
-    return {**own, **annealing(Choice(**{name: getattr(config.method, name) for name in ANNEAL}))}
+    """Those of the method, so that what a run has written does not depend on defaults."""
+    config = config.with_values({"train": {"steps": steps}})
+    method = make_method(config)
+    return {} if method is None else settings_of(config.method.method, _choice(config), method)
+
+
+def _choice(config: Config) -> Choice:
+    said = {name: getattr(config.method, name) for name in OPTIONS}
+    return Choice(**said, steps=first_length(config), decay=_decay(config))
 
 
 def make_method(config: Config) -> Method | None:
@@ -109,8 +113,7 @@ def make_method(config: Config) -> Method | None:
     options = config.method
     if options.method == "dense":
         return None
-    chosen = {name: getattr(options, name) for name in OPTIONS}
-    method = named_method(options.method, Choice(**chosen, steps=config.train.steps, decay=_decay(config)))
+    method = named_method(options.method, _choice(config))
     assert config.train.steps is not None
     method.check_run(config.train.steps)
     return method
@@ -164,23 +167,22 @@ def _adam_settings(config: Config) -> dict[str, float]:
 
 def make_schedule(config: Config, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
     """A warm-up, then the rate as it is, along a line or half a cosine to zero, or in drops to a tenth."""
-    steps, lr = config.train.steps, config.train.lr
-    assert steps is not None
+    lr = config.train.lr
     assert lr is not None
-    warmup = max(1, round(config.train.warmup * steps))
+    warmup = max(1, round(config.train.warmup * first_length(config)))
     start = None if config.train.lr_start is None or lr == 0 else config.train.lr_start / lr
-    drops = [share * steps for share in config.train.drops]
-    shapes: dict[str, Callable[[int], float]] = {
-        "constant": lambda _: 1.0,
-        "linear": lambda step: 1.0 - _share(step, warmup, steps),
-        "cosine": lambda step: 0.5 * (1 + math.cos(math.pi * _share(step, warmup, steps))),
-        "drops": lambda step: 0.1 ** sum(step >= drop for drop in drops),
+    drops = config.train.drops
+    shapes: dict[str, Callable[[int, int], float]] = {
+        "constant": lambda _step, _steps: 1.0,
+        "linear": lambda step, steps: 1.0 - _share(step, warmup, steps),
+        "cosine": lambda step, steps: 0.5 * (1 + math.cos(math.pi * _share(step, warmup, steps))),
+        "drops": lambda step, steps: 0.1 ** sum(step >= share * steps for share in drops),
     }
     shape = shapes[config.train.schedule]
 
     def factor(step: int) -> float:
         if step >= warmup:
-            return shape(step)
+            return shape(step, length_at(config, step))
         return (step + 1) / warmup if start is None else start + (1 - start) * step / warmup
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -13,12 +13,13 @@ from typing import Any
 
 from topkast.store import checkpoint, snapshot
 from topkast.store.checkpoint import Latest, Retention
-from topkast.store.record import as_json
-from topkast.store.run import Bytes, End, Event, Progress, Reference
+from topkast.store.record import METRICS, as_json, training_length
+from topkast.store.run import Bytes, End, Event, Extension, Progress, Reference
 from topkast.text import short
 from topkast.train import events
 from topkast.train.display import Display, TensorBoard
 from topkast.train.events import Spending
+from topkast.train.extension import describe, num_extensions
 from topkast.train.folder import RunFolder
 from topkast.train.trainer import NotFinite, Trainer
 from topkast.train.workers import Interrupt
@@ -40,6 +41,9 @@ class Standing:
         quality: At the last evaluation.
         has_ended: Whether the last line of the network itself is written.
         references: Names of those that are done.
+        extensions: How often the run was extended, as far as this checkpoint knows.
+        best: The best quality of all evaluations.
+        waited: Evaluations since then, or since the run was resumed.
     """
 
     seconds: float = 0.0
@@ -49,6 +53,9 @@ class Standing:
     quality: float | None = None
     has_ended: bool = False
     references: list[str] = field(default_factory=list)
+    extensions: int = 0
+    best: float | None = None
+    waited: int = 0
 
     @classmethod
     def checked(cls, kept: dict[str, Any]) -> Standing:
@@ -78,7 +85,12 @@ def _is_list(value: Any, kinds: tuple[type, ...]) -> bool:
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("seconds", "flops", "flops_per_step"), ("a finite number, at least 0", _is_amount)),
     "losses": ("a list of numbers", lambda value: _is_list(value, (float,))),
-    "quality": ("a number or nothing", lambda value: value is None or type(value) is float),
+    **dict.fromkeys(
+        ("quality", "best"), ("a number or nothing", lambda value: value is None or type(value) is float)
+    ),
+    **dict.fromkeys(
+        ("extensions", "waited"), ("a whole number, at least 0", lambda n: type(n) is int and n >= 0)
+    ),
     "has_ended": ("true or false", lambda value: type(value) is bool),
     "references": ("a list of names", lambda value: _is_list(value, (str,))),
 }
@@ -151,7 +163,25 @@ class Session:
                 "one before"
             ) from error
         self.trainer.step = found.snapshot.step
+        self._extend()
         return True
+
+    def _extend(self) -> None:
+        """Where the run was extended since the checkpoint: its record has no end, and rates are others."""
+        config = self.trainer.config
+        if not config.train.extended:
+            return
+        self.trainer.follow_schedule()
+        if self.standing.extensions == num_extensions(config):
+            return
+        self.standing.extensions = num_extensions(config)
+        self.standing.has_ended, self.standing.references = False, []
+        if self.folder is not None:
+            self.folder.metrics.cut(training_length(self.folder.path / METRICS))
+        assert config.train.steps is not None
+        self.record(Extension(self.trainer.step, config.train.steps))
+        self.display.note(describe(config))
+        self.save()
 
     def _cut(self, length: int) -> None:
         if self.folder is not None:
@@ -175,19 +205,24 @@ class Session:
             self._board = TensorBoard(self.folder.path, self.trainer.step, name)
         if self.trainer.step == 0:
             self.record(self._start)
-        self.display.begin(self.name, self._start, self.trainer.step)
+        if self.trainer.step < steps:
+            self.display.begin(self.name, self._start, self.trainer.step)
         try:
             while self.trainer.step < steps:
                 self._step()
                 is_late = deadline is not None and time.monotonic() > deadline
+                is_idle = self._is_idle()
                 if self._ranks is not None:  # they stop together
-                    number, late = self._ranks.largest([interrupt.signal or 0, is_late])
-                    interrupt.signal, is_late = number or None, bool(late)
+                    number, late, idle = self._ranks.largest([interrupt.signal or 0, is_late, is_idle])
+                    interrupt.signal, is_late, is_idle = number or None, bool(late), bool(idle)
                 if interrupt.signal is not None:
                     self._stop(f"{signal.Signals(interrupt.signal).name} came")
                     return False
-                if is_late:
-                    self._stop("its time was over", is_hurried=False)
+                if is_late or (is_idle and self.trainer.step < steps):
+                    patience = self.trainer.config.train.patience
+                    idle = f"its quality was no better for {patience} evaluations"
+                    self.standing.waited = 0  # resumed, it has as many again
+                    self._stop("its time was over" if is_late else idle, is_hurried=False)
                     return False
                 if self.trainer.step % (self.trainer.config.run.checkpoint_every or steps) == 0:
                     self.save()
@@ -196,6 +231,11 @@ class Session:
             if self._board is not None:
                 self._board.close()
         return True
+
+    def _is_idle(self) -> bool:
+        """Whether the quality has not been better for as many evaluations as the run is patient."""
+        patience = self.trainer.config.train.patience
+        return patience is not None and self.standing.waited >= patience
 
     def _stop(self, why: str, *, is_hurried: bool = True) -> None:
         """Saves, then says why in the record: a resumed run goes back to before these lines."""
@@ -232,6 +272,11 @@ class Session:
             standing.losses = []
             return
         standing.quality = self.trainer.quality()
+        sign = 1 if self.trainer.task.higher_is_better else -1
+        is_better = standing.best is None or sign * standing.quality > sign * standing.best
+        standing.best, standing.waited = (
+            (standing.quality, 0) if is_better else (standing.best, standing.waited + 1)
+        )
         loss = sum(standing.losses) / len(standing.losses)
         standing.losses = []
         event = events.progress(

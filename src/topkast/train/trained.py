@@ -106,8 +106,8 @@ def load(run: Path, checkpoint: str = "last", *, engine: str | None = None) -> T
     config = read_run_config(run / CONFIG)
     if engine is not None:
         config = config.with_values({"method": {"engine": engine}})
-    network, inputs = _described(run / NAME)
-    saved, notes = _snapshot(run, checkpoint)
+    network, inputs = described(run / NAME)
+    saved, notes = chosen_checkpoint(run, checkpoint)
     with torch.random.fork_rng(devices=[]):  # the caller's numbers stay as they are
         torch.manual_seed(config.train.seed)
         model, sparse = build(config, network, make_method(config))
@@ -139,7 +139,12 @@ def _read_vocabulary(path: Path) -> Vocabulary:
         raise ValueError(f"{path} cannot be used: {error}") from error
 
 
-def _described(path: Path) -> tuple[Network, dict[str, Any]]:
+def described(path: Path) -> tuple[Network, dict[str, Any]]:
+    """The network that a run trains, and what it takes, as `describe` has written them.
+
+    Raises:
+        ValueError: The file cannot be read, or says something else.
+    """
     try:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict) or not isinstance(content.get("inputs"), dict):
@@ -149,13 +154,18 @@ def _described(path: Path) -> tuple[Network, dict[str, Any]]:
         raise ValueError(f"{path} does not describe a network: {error}") from error
 
 
-def _snapshot(run: Path, checkpoint: str) -> tuple[Snapshot, list[str]]:
+def chosen_checkpoint(run: Path, checkpoint: str) -> tuple[Snapshot, list[str]]:
+    """A checkpoint of a run by what it is called, and what a user must know of it.
+
+    Raises:
+        ValueError: There is no such one, or it is damaged.
+    """
     if checkpoint == "last":
-        newest = latest(run)
-        notes = [f"{path.name} is damaged and passed over: {why}" for path, why in newest.damaged.items()]
-        if newest.snapshot is None:
+        last = latest(run)
+        notes = [f"{path.name} is damaged and passed over: {why}" for path, why in last.damaged.items()]
+        if last.snapshot is None:
             raise ValueError(f"{run} has no good checkpoint" + "".join(f"; {note}" for note in notes))
-        return newest.snapshot, notes
+        return last.snapshot, notes
     path = _best(run) if checkpoint == "best" else _named(run, checkpoint)
     try:
         return read(path), []

@@ -110,6 +110,16 @@ class Trainer:
             "task": self.task,
         }
 
+    def follow_schedule(self) -> None:
+        """Sets the rates to those of the schedule, where a state was loaded that another one had set."""
+        rates = [
+            base * factor(self.step)
+            for base, factor in zip(self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True)
+        ]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.schedule._last_lr = rates
+
     def take_step(self) -> float:
         """One step on one batch.
 
