@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -52,6 +53,23 @@ def aligned(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> l
     return [padded(row, widths, left=left) for row in rows]
 
 
+def narrow(rows: Sequence[Sequence[str]], width: int = 80) -> list[str]:
+    """The lines of a table that is at most so wide: with narrow gaps, and long names in lines of their own.
+
+    Args:
+        rows: Cells; the first of each row is a name.
+        width: Of the lines, if other cells leave room for ten letters of the names.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= width else " "
+    widths[0] = min(widths[0], max(10, width - sum(widths[1:]) - len(gap) * (len(widths) - 1)))
+    lines = []
+    for name, *cells in rows:
+        *first, last = textwrap.wrap(name, max(1, widths[0]), subsequent_indent="  ") or [""]
+        lines += [*first, padded([last, *cells], widths, gap=gap).rstrip()]
+    return lines
+
+
 def ruled(lines: Sequence[str]) -> list[str]:
     """A table with a rule below its first line and above its last; rules are as long as the first."""
     rule = "─" * len(lines[0])
@@ -90,6 +108,19 @@ def quality(value: float, quality_name: str) -> str:
     return f"{number(value)}{unit}"
 
 
+def figure(value: float, quality_name: str) -> str:
+    """In a table, with as many digits as suit it: "97.8" of per cent, "1.234" of bits and the like."""
+    if not math.isfinite(value):
+        return number(value)
+    return f"{value:.1f}" if quality_name.endswith(", %") or abs(value) >= 1000 else f"{value:.3f}"
+
+
+def stated(value: float, quality_name: str) -> str:
+    """In a sentence: "accuracy: 97.8 %", "bits per byte: 1.234"."""
+    unit = f"{_GAP}%" if quality_name.endswith(", %") and math.isfinite(value) else ""
+    return f"{bare(quality_name)}: {figure(value, quality_name)}{unit}"
+
+
 def count(value: float | None) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
@@ -121,9 +152,15 @@ def flops(amount: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as 64 ms, 3.2 s, 5.1 min."""
+    """Such as 64 ms, 3.2 s, 5.1 min; never with an exponent."""
     if not math.isfinite(seconds):
         return MISSING
+    if 0 < seconds < 1e-6:
+        return f"under 1{_GAP}µs"
+    if 0 < seconds < 1e-3:
+        return f"{1e6 * seconds:.3g}{_GAP}µs"
+    if seconds >= 999.5 * 3600:
+        return f"{seconds / 3600:,.0f}{_GAP}h"
     if seconds < 1:
         return f"{1000 * seconds:.3g}{_GAP}ms"
     for amount, unit in ((3600, "h"), (60, "min")):

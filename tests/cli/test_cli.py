@@ -50,12 +50,12 @@ def test_a_dry_run_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             ["train", "--forward-sparsity", "1.5"],
-            r"topkast train: `forward_sparsity` must be in \[0, 1\), got 1.5",
+            r"topkast train: --forward-sparsity must be in \[0, 1\), got 1.5",
         ),
-        (["train", "--steps", "0"], r"topkast train: train.steps must be at least 1, got 0"),
+        (["train", "--steps", "0"], r"topkast train: --steps must be at least 1, got 0"),
         (["train", "--steps", "four"], r"topkast train: --steps must be a whole number, got 'four'"),
-        (["train", "--reference", "dens"], r"topkast train: run.reference must be one of 'dense'"),
-        (["train", "images", "--engine", "gpu"], r"topkast train: method.engine must be one of"),
+        (["train", "--reference", "dens"], r"topkast train: --reference must be one of 'dense'"),
+        (["train", "images", "--engine", "gpu"], r"topkast train: --engine must be one of"),
         (
             ["train", "--method", "rigl", "--steps", "10"],
             r"topkast train: `t_end` must be after the first update",

@@ -186,7 +186,10 @@ def test_commands(
     assert abs(recorded - whole) < 1
     assert "bytes per second" in out
     assert main(["eval", str(image_run)]) == 0
-    assert f"{trained.load(image_run).quality:.3f} over all of it" in capsys.readouterr().out
+    assert (
+        f"accuracy: {trained.load(image_run).quality:.1f}\N{NO-BREAK SPACE}% over all of it"
+        in capsys.readouterr().out
+    )
     out_file = tmp_path / "small.safetensors"
     assert main(["export", str(image_run), "--format", "compressed", "--out", str(out_file)]) == 0
     assert capsys.readouterr().out.startswith(f"{out_file}: compressed")

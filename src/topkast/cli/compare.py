@@ -40,13 +40,29 @@ def add_contenders(parser: argparse.ArgumentParser) -> None:
         "contenders",
         nargs="*",
         metavar=_CONTENDER,
-        help=f"such as {' '.join(DEFAULT)}, which is the default; OPTION is one of `train`",
+        help="text or images, then ways to train such as "
+        f"{' '.join(DEFAULT)}, which is the default; OPTION is one of `train`",
     )
-    parser.add_argument("--task", choices=TASKS, help="text (default) or images")
+    parser.add_argument("--task", choices=TASKS, help="text (default) or images; may also come first")
+
+
+def take_task(options: argparse.Namespace) -> None:
+    """Takes a task from before the contenders, as `topkast train` has it.
+
+    Raises:
+        ValueError: --task says another.
+    """
+    if not options.contenders or options.contenders[0] not in TASKS:
+        return
+    task = options.contenders.pop(0)
+    if options.task not in (None, task):
+        raise ValueError(f"--task is {options.task}, but {task} comes before the contenders: give one")
+    options.task = task
 
 
 def run(options: argparse.Namespace) -> int:
     load_matplotlib()  # says what to install before anything is trained
+    take_task(options)
     if options.resume is not None:
         check_resumed(options, "comparison", options.contenders)
         out = options.resume

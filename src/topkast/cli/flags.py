@@ -117,10 +117,20 @@ def given(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             if text is None:
                 continue
             try:
-                values.setdefault(name, {})[option] = rule.parse(text)
+                values.setdefault(name, {})[option] = rule.check(rule.parse(text))
             except ValueError as error:
                 raise ValueError(f"{_flag(option)} {error}") from None
     return values
+
+
+def in_flags(message: str, options: argparse.Namespace) -> str:
+    """A message with the flags that the user typed in place of the names of their options."""
+    for name, section in SECTIONS.items():
+        for option in rules(section):
+            if option != "task" and getattr(options, option, None) is not None:
+                for said in (f"{name}.{option}", f"`{option}`"):
+                    message = message.replace(said, _flag(option))
+    return message
 
 
 def _flag(option: str) -> str:

@@ -15,7 +15,7 @@ from topkast.report import write_report
 from topkast.report.summary import quality_at, shortest
 from topkast.store.record import read_run
 from topkast.store.run import Run
-from topkast.text import duration
+from topkast.text import duration, figure, narrow
 from topkast.train import job, workers
 from topkast.train.display import Display, make_display
 from topkast.train.dry_run import dry_run
@@ -94,25 +94,26 @@ def _summary(run: Run) -> str:
         for other in run.references.values()
     ]
     time = shortest([points for _, _, points, *_ in rows])
-    name, width = run.quality_name, max(22, *(len(row[0]) for row in rows))
-    at_time = f"after {duration(time)}"
-    heads = f"{name:>13}  {at_time:>13}  {'parameters':>12}  {'ms per step':>11}  {'MB':>7}"
-    lines = ["", f"{'':{width}}  {heads}"]
+    name = run.quality_name
+    cells = [("", name, f"after {duration(time)}", "parameters", "ms/step", "MB")]
     for label, quality, points, parameters, seconds, num_bytes in rows:
-        size = "" if math.isnan(num_bytes) else f"{num_bytes / 1e6:.2f}"
-        at_end, then = _shown(quality, "not finite"), _shown(quality_at(points, time), "not yet")
-        figures = f"{at_end:>13}  {then:>13}  {parameters:12,.0f}  {1000 * seconds:11.1f}  {size:>7}"
-        lines.append(f"{label:{width}}  {figures}")
+        cells.append(
+            (
+                label,
+                "not finite" if math.isnan(quality) else figure(quality, name),
+                "not yet" if math.isnan(then := quality_at(points, time)) else figure(then, name),
+                f"{parameters:,.0f}",
+                f"{1000 * seconds:.1f}",
+                "" if math.isnan(num_bytes) else f"{num_bytes / 1e6:.2f}",
+            )
+        )
+    lines = ["", *narrow(cells)]
     better = "higher" if run.higher_is_better else "lower"
     note = (
         f"({name} on held-out data, {better} is better, at the end of all steps and after the time that the "
         "fastest took for them; parameters in use; MB of all that is trained)"
     )
     return "\n".join([*lines, *textwrap.wrap(note, 80)])
-
-
-def _shown(quality: float, otherwise: str) -> str:
-    return otherwise if math.isnan(quality) else f"{quality:.3f}"
 
 
 def _report(run: Run) -> str:

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from topkast.cli.compare import DECIDED, DEFAULT, add_contenders, parse_seeds
+from topkast.cli.compare import DECIDED, DEFAULT, add_contenders, parse_seeds, take_task
 from topkast.cli.flags import add_options, add_preset, configuration
 from topkast.extras import load_matplotlib
 from topkast.reproduce import tuning
-from topkast.text import padded
+from topkast.text import narrow
 from topkast.train.resolve import make_task
 from topkast.train.session import Stopped
 
@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     load_matplotlib()  # says what to install before anything is trained
     if options.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {options.jobs}")
+    take_task(options)
     base = configuration(options)
     first = make_task(base).lr if base.train.lr is None else base.train.lr
     seeds = parse_seeds(options.seeds)
@@ -53,8 +54,11 @@ def run(options: argparse.Namespace) -> int:
     if harvest.exit_code != 0:
         print("stopped, with checkpoints; the same command goes on")
         return harvest.exit_code
-    for row in tuning.table(search, tuned):
-        print(padded(row, (34, 10, 18, 18, 24), gap=" ").rstrip())
+    *figures, _ = zip(*(rows := tuning.table(search, tuned)), strict=True)
+    print("\n".join(narrow(list(zip(*figures, strict=True)))))
+    for label, *_, note in rows:
+        if note:
+            print(f"{label}: the best rate is {note}")
     print(f"figure: {tuning.write(search, tuned)}; numbers: {options.out / tuning.RESULT}")
     if harvest.failed:
         label, why = next(iter(harvest.failed.items()))

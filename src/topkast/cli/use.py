@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from topkast.text import stated
 from topkast.train import trained
 from topkast.train.export_forms import FORMS, SUFFIXES, export
 from topkast.train.image_tasks import ImageTask, PhotoTask
@@ -36,9 +37,9 @@ def run_eval(options: argparse.Namespace) -> None:
     task = _task(trained, options.data)
     print(f"step {trained.step:,}; {task.title}")
     if options.data is None and trained.quality is not None:
-        print(f"held-out {task.quality_name}: {trained.quality:.3f} as recorded in training")
+        print(f"held-out {stated(trained.quality, task.quality_name)} as recorded in training")
     quality = task.quality(trained.model, whole=True)
-    print(f"held-out {task.quality_name}: {quality:.3f} {task.whole_name}")
+    print(f"held-out {stated(quality, task.quality_name)} {task.whole_name}")
     print(_speeds(trained, task))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from topkast.data.datasets import Packed
+from topkast.data.labelled import IMAGE_SUFFIXES
 
 HELD_OUT_SHARE = 10
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__", "lib2to3"}
@@ -46,7 +48,8 @@ def read_text(path: Path, limit: int | None = None) -> tuple[Tensor, Tensor]:
         if not text:
             raise ValueError(f"{path} is empty")
         if _is_binary(text):
-            raise ValueError(f"{path} is not text: it has zero bytes; give a text file, or a folder of them")
+            way_out = _for_images(path, [path]) or "give a text file, or a folder of them"
+            raise ValueError(f"{path} is not text: it has zero bytes; {way_out}")
         held_out = len(text) // HELD_OUT_SHARE
         return _tensor(text[: len(text) - held_out], limit), _tensor(text[len(text) - held_out :], None)
     return _read_folder(path, limit)
@@ -62,7 +65,8 @@ def _read_folder(folder: Path, limit: int | None) -> tuple[Tensor, Tensor]:
         if text and not _is_binary(text):
             parts[is_held_out(inside.as_posix())].append(text)
     if not parts[0] and not parts[1]:
-        raise FileNotFoundError(f"{folder} has no text files")
+        way_out = _for_images(folder, (p for p in folder.rglob("*") if p.is_file()))
+        raise FileNotFoundError(f"{folder} has no text files" + (way_out and f"; {way_out}"))
     if not parts[0] or not parts[1]:
         # Too few files for one in ten: cut each instead.
         whole = [*parts[0], *parts[1]]
@@ -70,6 +74,16 @@ def _read_folder(folder: Path, limit: int | None) -> tuple[Tensor, Tensor]:
         parts = (train, [text[len(text) - len(text) // HELD_OUT_SHARE :] for text in whole])
     share = None if limit is None else max(1, limit // (HELD_OUT_SHARE - 1))
     return _tensor(b"".join(parts[0]), limit), _tensor(b"".join(parts[1]), share)
+
+
+# What the files of MNIST and of CIFAR-10 are called.
+_IMAGE_SETS = re.compile(r"idx[13]-ubyte|data_batch")
+
+
+def _for_images(path: Path, files: Iterable[Path]) -> str:
+    """The way out if there are images, else nothing."""
+    has_images = any(file.suffix.lower() in IMAGE_SUFFIXES or _IMAGE_SETS.search(file.name) for file in files)
+    return f"it has images: `topkast train images --data {path}`" if has_images else ""
 
 
 def _read(path: Path, limit: int | None) -> bytes:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 
 from topkast.report.groups import Group
 from topkast.reproduce.experiment import Experiment, Findings
 from topkast.reproduce.scales import Recipe, Scale
-from topkast.text import MISSING, count, duration, flops, padded, percent, size
+from topkast.text import MISSING, count, duration, flops, narrow, percent, size
 from topkast.train.dry_run import planned
 
 _TIME = "time"
@@ -110,7 +111,7 @@ def dry_run(experiments: Sequence[Experiment], scale: Scale, seeds: int) -> str:
     for experiment in experiments:
         for row in experiment.rows:
             recipes.setdefault(row.recipe, f"{experiment.name}: {row.label}")
-    lines = [_planned("run", "steps", "parameters", "of dense", "FLOPs", "of dense", "bytes")]
+    rows = [("run", "steps", "parameters", "of dense", "FLOPs", "of dense", "bytes")]
     total = 0.0
     for recipe, label in recipes.items():
         config = scale.config(recipe, 0, is_forecast=True)
@@ -122,13 +123,8 @@ def dry_run(experiments: Sequence[Experiment], scale: Scale, seeds: int) -> str:
         held = found.dense_bytes if recipe.method == "dense" else found.sparse_bytes
         parameters = found.parameters
         used, part = count(parameters.used), percent(parameters.fraction)
-        lines.append(
-            _planned(label, f"{config.train.steps:,}", used, part, flops(spent), percent(share), size(held))
-        )
-    times = ", ".join(f"{total / rate / 3600:,.2g} hours on {name}" for name, rate in _MACHINES.items())
-    lines.append(f"{len(recipes)} runs × {seeds} seeds: {flops(total)}; that is {times}")
-    return "\n".join(lines)
-
-
-def _planned(name: str, *cells: str) -> str:
-    return padded((name[:44], *cells), (44, 8, 12, 9, 13, 9, 9), gap=" ")
+        steps = f"{config.train.steps:,}"
+        rows.append((label, steps, used, part, flops(spent), percent(share), size(held)))
+    times = ", ".join(f"{duration(total / rate)} on {name}" for name, rate in _MACHINES.items())
+    end = f"{len(recipes)} runs × {seeds} seeds: {flops(total)}; that is {times}"
+    return "\n".join([*narrow(rows), *textwrap.wrap(end, 80)])

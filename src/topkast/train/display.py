@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from topkast.kernels.machine import peak_memory
 from topkast.store.run import Event, Progress, Start
-from topkast.text import COUNTS, scaled
+from topkast.text import COUNTS, figure, scaled
 
 _SHORTEST_BAR = 6
 
@@ -62,7 +62,8 @@ class Lines(Display):
         ms = 1000 * (event.seconds - seconds) / max(1, event.step - step)
         self._last = (event.step, event.seconds)
         sets = f"{_percent(changed):>9}  {_percent(used):>7}"
-        self._print(f"{event.step:>7}  {event.loss:>8.4f}  {event.quality:>13.3f}  {sets}  {ms:>8.1f}")
+        quality = figure(event.quality, self._quality)
+        self._print(f"{event.step:>7}  {event.loss:>8.4f}  {quality:>13}  {sets}  {ms:>8.1f}")
 
     def note(self, text: str) -> None:
         self._print(text)

@@ -9,7 +9,7 @@ import torch
 
 from topkast.cost.forecast import Forecast, forecast
 from topkast.methods.named import Choice, named_method
-from topkast.text import FLOPS, scaled
+from topkast.text import FLOPS, duration, scaled
 from topkast.train.config import Config
 from topkast.train.resolve import make_method, make_task, resolve
 from topkast.train.task import Task
@@ -50,7 +50,7 @@ def dry_run(config: Config) -> str:
         return "\n".join([*lines, "no step was tried: it is too large to be a trial"])
     seconds = _seconds_per_step(config, task)
     lines.append(
-        f"a step takes {1000 * seconds:.1f} ms here; {steps:,} steps {seconds * steps / 60:.1f} minutes, "
+        f"a step takes {duration(seconds)} here; {steps:,} steps {duration(seconds * steps)}, "
         "without evaluations and references"
     )
     return "\n".join(lines)
