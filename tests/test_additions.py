@@ -72,7 +72,7 @@ def test_a_named_method_is_one_entry(
     assert record.name == "First 50 %"
     assert list(record.references) == ["fixed random mask 50 %", "dense", "dense, as many parameters"]
     assert main(["train", *chosen, "--t-end", "9", "--data", str(text), "--dry-run"]) == 2
-    assert "first has no `t_end` (got 9): it takes `forward_sparsity`" in capsys.readouterr().err
+    assert "first has no --t-end (got 9): it takes --forward-sparsity" in capsys.readouterr().err
     assert main(["plan", "mlp", *chosen]) == 0
     assert "FirstElements 50/50 % sparse" in capsys.readouterr().out
     assert contender("first:0.5").label == "first-0.5"

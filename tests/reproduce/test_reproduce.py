@@ -164,7 +164,8 @@ def test_a_run_that_fails_is_named_and_the_others_are_shown(
 def test_a_dry_run_says_what_it_takes(capsys) -> None:
     assert main(["reproduce", "table-1", "--scale", "paper", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "table-1: Top-KAST 90/0 (t = 5000)" in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert "table-1: Top-KAST 90/0 (t = 5000)" in " ".join(said.split())
     assert "32,000" in said
     assert "8 runs × 1 seeds" in said
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from topkast.core.optimizer_state import OptimizerState
 from topkast.core.steps import shorten_step_
 from topkast.core.weight import SparseWeight
+from topkast.text import short
 
 # Under these names wrappers keep what they wrap: Accelerate, Lightning and Lookahead; SAM.
 _INNER = ("optimizer", "base_optimizer")
@@ -41,7 +42,10 @@ def _chain(optimizer: Any) -> list[Any]:
     while (inner := _within(chain[-1])) is not None and all(inner is not other for other in chain):
         chain.append(inner)
     if not isinstance(chain[-1], torch.optim.Optimizer):
-        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {optimizer!r}")
+        # A list would show all the settings of all optimizers in it.
+        is_list = isinstance(optimizer, list | tuple)
+        got = f"a {type(optimizer).__name__}; attach each by itself" if is_list else short(optimizer)
+        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {got}")
     return chain
 
 

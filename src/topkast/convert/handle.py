@@ -20,7 +20,7 @@ from topkast.core.weight import SparseWeight
 from topkast.cost.accounting import Flops
 from topkast.cost.flops import Example, flops, run_flops
 from topkast.cost.memory import Memory, memory
-from topkast.cost.parameters import LayerStats, layer_stats, layer_table
+from topkast.cost.parameters import LayerStats, Stats, layer_stats, layer_table
 from topkast.methods.base import Method, grows_by_gradient
 from topkast.nn.base import SparseLayer
 
@@ -286,8 +286,8 @@ class Handle:
     # ---- looking at it ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, LayerStats]:
-        """Per sparse weight: sizes, densities, how A changed, share of C ever used, bytes."""
-        return {name: layer_stats(weight) for name, weight in self.weights.items()}
+        """Per sparse weight: sizes, densities, how A changed, share of C ever used, bytes; `print` it."""
+        return Stats({name: layer_stats(weight) for name, weight in self.weights.items()})
 
     def memory(self) -> Memory:
         """Bytes held now, by layer and part, beside the dense model's with the same optimizer; a table.

@@ -9,7 +9,7 @@ from torch import nn
 
 from topkast.core.weight import SparseWeight
 from topkast.nn.base import SparseLayer
-from topkast.text import aligned, ruled, shape_text
+from topkast.text import aligned, narrow, ruled, shape_text
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,18 @@ class LayerStats:
     reservoir_used: float
     reservoir_activated: float
     bytes: dict[str, int]
+
+
+class Stats(dict[str, LayerStats]):
+    """Name of a sparse weight → how it is; `print` shows a table."""
+
+    def __str__(self) -> str:
+        rows = [("layer", "shape", "|A|", "D", "|B|", "step", "A changed", "C used")]
+        for name, one in self.items():
+            densities = (f"{one.forward:,}", _percent(one.forward_density), f"{one.backward:,}")
+            shares = (_percent(one.changed), _percent(one.reservoir_used))
+            rows.append((name, shape_text(one.shape), *densities, f"{one.step:,}", *shares))
+        return "\n".join(narrow(rows))
 
 
 def layer_stats(weight: SparseWeight) -> LayerStats:

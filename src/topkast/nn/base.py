@@ -20,6 +20,7 @@ from topkast.kernels.auto import Auto
 from topkast.kernels.engine import ConvGeometry, Engine
 from topkast.kernels.engines import check_engine, why_not
 from topkast.nn.belongings import tags
+from topkast.text import shape_text
 
 
 class SparseMethod(Chooser, Protocol):
@@ -108,6 +109,18 @@ class SparseLayer(nn.Module):
         self.weight = weight
         self.register_parameter("bias", getattr(layer, "bias", None))
         self.register_load_state_dict_pre_hook(check_states)
+
+    def shown_sizes(self) -> str:
+        """Its sizes, as torch's layer shows them; by default the shape of its weight."""
+        return shape_text(self.weight.shape)
+
+    def extra_repr(self) -> str:
+        counts, weight = self.weight.counts, self.weight
+        bias = "" if self.kind == "embedding" else f", bias={self.bias is not None}"
+        densities = f"density={counts.forward_density:.3g}"
+        if counts.backward != counts.forward:
+            densities += f" (backward {counts.backward_density:.3g})"
+        return f"{self.shown_sizes()}{bias}, {densities}, engine={weight.describe_engine()!r}"
 
     @classmethod
     def from_dense(cls, layer: Any, weight: SparseWeight) -> SparseLayer:

@@ -37,7 +37,7 @@ class Linear(SparseLayer):
     def forward(self, input: Tensor) -> Tensor:
         return multiply(self.weight, _BY_ROW, input, self.bias)
 
-    def extra_repr(self) -> str:
+    def shown_sizes(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
@@ -53,6 +53,9 @@ class Conv1D(SparseLayer):
         self.nx, self.nf = weight.shape
         # Kept so that densify can give the very class back without importing transformers here.
         self._original = type(layer)
+
+    def shown_sizes(self) -> str:
+        return f"nx={self.nx}, nf={self.nf}"
 
     @classmethod
     def grid_of(cls, layer: Any) -> Grid:
@@ -95,7 +98,7 @@ class Embedding(SparseLayer):
         padding_idx = -1 if self.padding_idx is None else self.padding_idx
         return multiply(self.weight, product.Lookup(padding_idx, self.scale_grad_by_freq), input)
 
-    def extra_repr(self) -> str:
+    def shown_sizes(self) -> str:
         pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{pad}"
 
@@ -149,7 +152,7 @@ class _Conv(SparseLayer):
             input = F.pad(input, self._pads, mode=mode)
         return multiply(self.weight, product.Conv(self._geometry), input, self.bias)
 
-    def extra_repr(self) -> str:
+    def shown_sizes(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
