@@ -14,9 +14,11 @@ from topkast.reproduce.claims import (
     HOLDS,
     HOLDS_ONCE,
     NOISE,
+    NOT_LEARNED,
     OPEN,
     Claim,
     Difference,
+    Learned,
     at_equal_flops,
     beats,
     judge,
@@ -27,9 +29,14 @@ from topkast.store.run import Progress, Run
 
 
 def outcome(
-    label: str, *qualities: float, higher: bool = True, flops: float = 1.0, length: float = 1.0
+    label: str,
+    *qualities: float,
+    higher: bool = True,
+    flops: float = 1.0,
+    length: float = 1.0,
+    unit: str = "bits per byte",
 ) -> Group:
-    run = Run(label, "images", "accuracy, %" if higher else "bits per byte", higher, steps=10)
+    run = Run(label, "images", "accuracy, %" if higher else unit, higher, steps=10)
     run.flops_per_step = {"sparse": flops, "dense": 1.0}
     run.points = [Progress(10, 1.0, 1.0, 1.0, 10 * flops)]
     runs = dict.fromkeys(range(len(qualities)), run)
@@ -86,6 +93,61 @@ def test_a_margin_is_in_points_or_in_hundredths() -> None:
     bits = {"a": outcome("a", 2.02, 2.02, higher=False), "b": outcome("b", 2.0, 2.0, higher=False)}
     assert judge(Claim("", "", beats(("a", "b"), margin=2.0)), bits).verdict == HOLDS
     assert judge(Claim("", "", beats(("a", "b"), margin=0.5)), bits).verdict == FAILS
+
+
+@pytest.mark.parametrize(
+    ("qualities", "higher", "unit", "verdict"),
+    [
+        ((600, 600), False, "perplexity", HOLDS),  # the bar itself is enough
+        ((590, 612), False, "perplexity", NOT_LEARNED),  # their mean is 601
+        ((601,), False, "perplexity", NOT_LEARNED),
+        ((math.nan, 500), False, "perplexity", NOT_LEARNED),
+        ((601, 601), False, "bits per byte", HOLDS),  # the rule is about another unit
+        ((601, 601), True, "points", HOLDS),
+        ((599, 599), True, "points", NOT_LEARNED),
+    ],
+)
+def test_a_claim_on_networks_that_have_not_learned_is_not_judged(
+    qualities: tuple[float, ...], higher: bool, unit: str, verdict: str
+) -> None:
+    rows = {"a": (2.0, 2.0), "b": (1.0, 1.0)} if higher else {"a": (1.0, 1.0), "b": (2.0, 2.0)}
+    found = {name: outcome(name, *row, higher=higher, unit=unit) for name, row in rows.items()}
+    found["dense"] = outcome("dense", *qualities, higher=higher, unit=unit)
+    rule = Learned("dense", "points" if unit == "points" else "perplexity", 600)
+    assert judge(Claim("", "", beats(("a", "b"))), found, rule).verdict == verdict
+    assert judge(Claim("", "", beats(("a", "b"))), found).verdict == HOLDS, "without the rule"
+
+
+def test_what_has_not_learned_is_said_with_its_numbers() -> None:
+    found = {name: outcome(name, 1158.4, 1158.4, higher=False, unit="perplexity") for name in ("dense", "a")}
+    verdict = judge(Claim("", "", beats(("a", "dense"))), found, Learned("dense", "perplexity", 600))
+    assert verdict.numbers.startswith(
+        "dense has 1,158 perplexity and should have at most 600; a over dense: "
+    )
+
+
+def test_without_its_row_nobody_knows_whether_they_have_learned() -> None:
+    found = {"a": outcome("a", 1, 1), "b": outcome("b", 2, 2)}
+    assert judge(Claim("", "", beats(("b", "a"))), found, Learned("dense", "points", 1)).verdict == OPEN
+
+
+@pytest.mark.parametrize(("dense", "counts"), [(1158.0, False), (601.0, False), (599.0, True)])
+def test_table_3_counts_only_if_its_dense_network_has_learned(dense: float, counts: bool) -> None:
+    table = EXPERIMENTS["wikitext-103"]
+    found = {
+        row.label: outcome(row.label, dense, dense + 1, higher=False, unit="perplexity") for row in table.rows
+    }
+    verdicts = [one.verdict for one in table.judged(found)]
+    assert len(verdicts) == 3
+    assert (NOT_LEARNED not in verdicts) is counts
+    assert counts or set(verdicts) == {NOT_LEARNED}
+    in_bytes = {row.label: outcome(row.label, 1158, 1158, higher=False) for row in table.rows}
+    assert NOT_LEARNED not in [one.verdict for one in table.judged(in_bytes)]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.name)
+def test_what_must_have_learned_is_a_row(experiment) -> None:
+    assert experiment.learned is None or experiment.learned.row in [row.label for row in experiment.rows]
 
 
 @pytest.mark.parametrize(("rival", "verdict"), [(86.0, FAILS), (84.0, HOLDS)])

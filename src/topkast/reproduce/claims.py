@@ -11,7 +11,8 @@ freedom, a difference
 
 One seed says nothing of the noise: the difference holds *for one seed* if d > -margin, or else does not. The
 margin is 0 for "better than" and the size of what counts as equal for "comparable". A claim holds if all of
-its differences do, and does not if one does not.
+its differences do, and does not if one does not. Claims on networks that have not learned (`Learned`) are not
+counted, whatever their differences are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from topkast.report.groups import Group
 
 HOLDS, FAILS, NOISE, OPEN = "holds", "does not hold", "within noise", "not run"
 HOLDS_ONCE, FAILS_ONCE = f"{HOLDS} for one seed", f"{FAILS} for one seed"
+NOT_LEARNED = "not learned"
 # Of a claim with several comparisons, the first of these that one of them has.
 _WORST_FIRST = (OPEN, FAILS, FAILS_ONCE, NOISE, HOLDS_ONCE, HOLDS)
 
@@ -103,25 +105,54 @@ class Verdict:
 
     Attributes:
         claim: The claim.
-        verdict: `HOLDS`, `FAILS`, `NOISE`, `HOLDS_ONCE`, `FAILS_ONCE` or `OPEN`.
+        verdict: `HOLDS`, `FAILS`, `NOISE`, `HOLDS_ONCE`, `FAILS_ONCE`, `NOT_LEARNED` or `OPEN`.
         differences: The numbers behind it.
+        reason: Why it is not counted, if it is not.
     """
 
     claim: Claim
     verdict: str
     differences: tuple[Difference, ...]
+    reason: str = ""
 
     @property
     def numbers(self) -> str:
-        return "; ".join(map(str, self.differences)) or "runs are missing"
+        numbers = "; ".join(map(str, self.differences)) or "runs are missing"
+        return f"{self.reason}; {numbers}" if self.reason else numbers
 
 
-def judge(claim: Claim, groups: Groups) -> Verdict:
-    """Whether a claim holds for these groups."""
+@dataclass(frozen=True)
+class Learned:
+    """What a network must reach before a comparison with it says anything.
+
+    Attributes:
+        row: Whose mean quality is looked at.
+        unit: Of the bar. The rule does not apply to runs that are measured in another one.
+        bar: The quality that is just good enough.
+    """
+
+    row: str
+    unit: str
+    bar: float
+
+    def missed(self, groups: Groups) -> str:
+        """What the row has and should have; nothing if it is good enough. A missing row is a KeyError."""
+        found = groups[self.row]
+        if found.unit != self.unit or found.sign * found.mean >= found.sign * self.bar:
+            return ""
+        side = "least" if found.sign > 0 else "most"
+        return f"{self.row} has {found.mean:,.4g} {self.unit} and should have at {side} {self.bar:,g}"
+
+
+def judge(claim: Claim, groups: Groups, learned: Learned | None = None) -> Verdict:
+    """Whether a claim holds for these groups, if they have learned."""
     try:
         differences = tuple(claim.test(groups))
+        missed = "" if learned is None else learned.missed(groups)
     except KeyError:
         return Verdict(claim, OPEN, ())
+    if missed:
+        return Verdict(claim, NOT_LEARNED, differences, missed)
     found = {difference.verdict for difference in differences}
     worst = next((verdict for verdict in _WORST_FIRST if verdict in found), OPEN)
     return Verdict(claim, worst, differences)

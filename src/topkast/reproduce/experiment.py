@@ -9,7 +9,7 @@ from pathlib import Path
 
 from topkast.report import read_run
 from topkast.report.groups import Group
-from topkast.reproduce.claims import Claim, Verdict, judge
+from topkast.reproduce.claims import Claim, Groups, Learned, Verdict, judge
 from topkast.reproduce.farm import Measured, place
 from topkast.reproduce.published import Published, published
 from topkast.reproduce.scales import Recipe, Scale
@@ -41,6 +41,7 @@ class Experiment:
         rows: In the paper's order.
         claims: What the paper says of it.
         figure: How it is drawn: a name in `topkast.reproduce.figures`; empty for a table alone.
+        learned: What must be reached before its claims count; None if they always do.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Experiment:
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...] = ()
     figure: str = ""
+    learned: Learned | None = None
 
     @property
     def published(self) -> Published:
@@ -59,6 +61,10 @@ class Experiment:
         """The control: the same rows with B = A."""
         rows = tuple(Row(row.label, row.recipe.without_exploration()) for row in self.rows)
         return dataclasses.replace(self, rows=rows)
+
+    def judged(self, groups: Groups) -> tuple[Verdict, ...]:
+        """Its claims, in order, by groups of runs of its rows."""
+        return tuple(judge(claim, groups, self.learned) for claim in self.claims)
 
     def runs(self, seeds: Iterable[int]) -> list[tuple[Row, int]]:
         """All rows of a seed before the next seed, so that an early stop leaves whole comparisons."""
@@ -112,8 +118,7 @@ def find(experiment: Experiment, scale: Scale, seeds: range, out: Path) -> Findi
     """What came of an experiment, as far as its runs are finished."""
     found = {row.label: _group(row, scale, seeds, out) for row in experiment.rows}
     groups = {label: one for label, one in found.items() if one is not None}
-    verdicts = tuple(judge(claim, groups) for claim in experiment.claims)
-    return Findings(experiment, scale, seeds, groups, verdicts)
+    return Findings(experiment, scale, seeds, groups, experiment.judged(groups))
 
 
 def _group(row: Row, scale: Scale, seeds: range, out: Path) -> Group | None:

@@ -12,7 +12,16 @@ from topkast.kernels.machine import cpu_model
 from topkast.report.drawings import Drawing, save
 from topkast.report.page import render
 from topkast.reproduce import figures, tables
-from topkast.reproduce.claims import FAILS, FAILS_ONCE, HOLDS, HOLDS_ONCE, NOISE, OPEN, Verdict
+from topkast.reproduce.claims import (
+    FAILS,
+    FAILS_ONCE,
+    HOLDS,
+    HOLDS_ONCE,
+    NOISE,
+    NOT_LEARNED,
+    OPEN,
+    Verdict,
+)
 from topkast.reproduce.experiment import Findings
 from topkast.store.files import replace
 from topkast.text import duration, listed
@@ -75,14 +84,20 @@ def drawing(findings: Findings) -> Drawing:
 
 
 def verdict_counts(all_findings: Sequence[Findings]) -> str:
-    """How many claims hold, in a sentence."""
+    """How many claims hold, in a sentence; in another how many are about networks that have not learned."""
     counts = Counter(v.verdict for f in all_findings for v in f.verdicts)
+    left_out = counts.pop(NOT_LEARNED, 0)
     parts = [
         f"{counts[kind]} {one if counts[kind] == 1 else many}"
         for kind, (one, many) in _WORDS.items()
         if counts[kind]
     ]
-    return f"Of {sum(counts.values())} claims {listed(parts)}." if parts else "There is no claim here."
+    sentences = [f"Of {counted(counts.total(), 'claim')} {listed(parts)}."] if parts else []
+    if left_out:
+        more = f"{left_out} more" if parts else counted(left_out, "claim")
+        rest = "is not counted: its" if left_out == 1 else "are not counted: their"
+        sentences.append(f"{more} {rest} networks have not learned.")
+    return " ".join(sentences) or "There is no claim here."
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
@@ -110,7 +125,8 @@ shorter runs. What can be compared is the order of methods, not the numbers.
 
 A claim *holds* or *does not hold* if that is so beyond the noise of the seeds (one-sided 95 %, seeds compared
 in pairs), else it is *within noise*. *For one seed* says how that one came out, and nothing of noise. What
-counts as comparable is said with it.
+counts as comparable is said with it. *Not learned* claims are not counted: their networks have not learned
+enough for a comparison to say anything.
 
 With each table is the time that its runs have trained, in all and without evaluation. Runs of one row may
 have shared the machine with others than those of the next, so times of rows are only in the table that is

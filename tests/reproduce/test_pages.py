@@ -1,0 +1,41 @@
+"""What `topkast reproduce` says of claims, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from topkast.reproduce.claims import FAILS, HOLDS, NOISE, NOT_LEARNED, OPEN, Claim, Verdict
+from topkast.reproduce.experiment import Experiment, Findings
+from topkast.reproduce.pages import verdict_counts
+from topkast.reproduce.scales import TINY
+
+
+def findings(*verdicts: str) -> Findings:
+    claim = Claim("It is so.", "ours", lambda groups: [])
+    judged = tuple(Verdict(claim, verdict, ()) for verdict in verdicts)
+    return Findings(Experiment(name="a", rows=()), TINY, range(3), {}, judged)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        ((), "There is no claim here."),
+        ((HOLDS,), "Of 1 claim 1 holds."),
+        ((HOLDS, HOLDS, FAILS), "Of 3 claims 2 hold and 1 does not hold."),
+        ((HOLDS, NOISE, OPEN), "Of 3 claims 1 holds, 1 is within noise and 1 could not be judged."),
+        (
+            (HOLDS, *[NOT_LEARNED] * 3),
+            "Of 1 claim 1 holds. 3 more are not counted: their networks have not learned.",
+        ),
+        (
+            (HOLDS, NOT_LEARNED),
+            "Of 1 claim 1 holds. 1 more is not counted: its networks have not learned.",
+        ),
+        ((NOT_LEARNED,), "1 claim is not counted: its networks have not learned."),
+        ((NOT_LEARNED,) * 2, "2 claims are not counted: their networks have not learned."),
+    ],
+)
+def test_claims_on_networks_that_have_not_learned_are_counted_apart(
+    verdicts: tuple[str, ...], sentence: str
+) -> None:
+    assert verdict_counts([findings(*verdicts)]) == sentence
