@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from topkast.reproduce.catalogue import EXPERIMENTS
 from topkast.reproduce.claims import FAILS, HOLDS, NOISE, NOT_LEARNED, OPEN, Claim, Verdict
 from topkast.reproduce.experiment import Experiment, Findings
 from topkast.reproduce.pages import verdict_counts
-from topkast.reproduce.scales import TINY
+from topkast.reproduce.scales import SCALES, SMALL, TINY
 
 
 def findings(*verdicts: str) -> Findings:
     claim = Claim("It is so.", "ours", lambda groups: [])
     judged = tuple(Verdict(claim, verdict, ()) for verdict in verdicts)
     return Findings(Experiment(name="a", rows=()), TINY, range(3), {}, judged)
+
+
+def test_what_is_true_of_one_scale_is_said_of_that_one() -> None:
+    experiment = Experiment(name="a", rows=(), about="Of all.", at_scale={"tiny": "Of tiny."})
+    words = [Findings(experiment, scale, range(3), {}, ()).about for scale in (TINY, SMALL)]
+    assert words == ["Of all. Of tiny.", "Of all."]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.name)
+def test_what_is_said_of_a_scale_is_said_of_one_that_is_there(experiment: Experiment) -> None:
+    assert set(experiment.at_scale) <= set(SCALES)
 
 
 @pytest.mark.parametrize(

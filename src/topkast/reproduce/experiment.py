@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from topkast.report import read_run
@@ -38,6 +38,7 @@ class Experiment:
         place: In the paper; empty for a comparison that is in none.
         title: What it shows.
         about: What differs from the paper at our scales, and what to look at.
+        at_scale: Scale → what is true of that one alone.
         rows: In the paper's order.
         claims: What the paper says of it.
         figure: How it is drawn: a name in `topkast.reproduce.figures`; empty for a table alone.
@@ -48,6 +49,7 @@ class Experiment:
     place: str = ""
     title: str = ""
     about: str = ""
+    at_scale: Mapping[str, str] = field(default_factory=dict)
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...] = ()
     figure: str = ""
@@ -88,6 +90,12 @@ class Findings:
     seeds: range
     groups: dict[str, Group]
     verdicts: tuple[Verdict, ...]
+
+    @property
+    def about(self) -> str:
+        """What a reader must know of the experiment, and of this scale of it."""
+        more = self.experiment.at_scale.get(self.scale.name, "")
+        return f"{self.experiment.about} {more}".strip()
 
     @property
     def is_whole(self) -> bool:

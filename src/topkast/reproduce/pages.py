@@ -108,7 +108,7 @@ def _content(findings: Findings, picture: Drawing | None) -> dict[str, Any]:
     experiment = findings.experiment
     return {
         "title": f"{experiment.place}: {experiment.title}",
-        "about": experiment.about,
+        "about": findings.about,
         "drawings": [] if picture is None else [picture],
         "header": tables.header(findings),
         "rows": tables.rows(findings),
@@ -198,7 +198,7 @@ def _section(findings: Findings, scale: str, folder: Path, has_picture: bool) ->
         "",
         f"`topkast reproduce {experiment.name} --scale {scale} --seeds {len(findings.seeds)}`; "
         f"{counted(len(runs), 'run')} with {counted(len(seeds), 'seed')}, "
-        f"{spent} of training. {experiment.about}{note}",
+        f"{spent} of training. {findings.about}{note}",
         "",
     ]
     if has_picture:
