@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from topkast.reproduce.catalogue import EXPERIMENTS
 from topkast.reproduce.claims import FAILS, HOLDS, NOISE, NOT_LEARNED, OPEN, Claim, Verdict
 from topkast.reproduce.experiment import Experiment, Findings
-from topkast.reproduce.pages import verdict_counts
+from topkast.reproduce.pages import document_head, verdict_counts, wrapped
 from topkast.reproduce.scales import SCALES, SMALL, TINY
 
 
@@ -51,3 +54,31 @@ def test_claims_on_networks_that_have_not_learned_are_counted_apart(
     verdicts: tuple[str, ...], sentence: str
 ) -> None:
     assert verdict_counts([findings(*verdicts)]) == sentence
+
+
+def test_a_paragraph_is_wrapped_but_not_within_code_or_before_per_cent() -> None:
+    code = "`topkast reproduce figure-2a --scale tiny --seeds 3`"
+    lines = wrapped(f"{'word ' * 15}{code} {'word ' * 19}90 % of it").split("\n")
+    assert lines[0] == " ".join(["word"] * 15)
+    assert lines[1].startswith(code)
+    assert [len(line) <= 100 for line in lines] == [True] * 3
+    assert not any(line.startswith("%") for line in wrapped("a " * 48 + "12 % of it").split("\n"))
+    assert wrapped("always-sparse " * 20).count("always-sparse") == 20
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/results.md"
+
+
+def test_the_page_of_results_begins_as_it_is_written_now() -> None:
+    assert PAGE.read_text().startswith(document_head() + "\n## Scale “")
+
+
+def test_the_page_of_results_has_the_words_that_are_written_now() -> None:
+    _, *parts = re.split(r"^## Scale “(\w+)”$", PAGE.read_text(), flags=re.MULTILINE)
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        shown = re.findall(r"`topkast reproduce (\S+) --scale", text)
+        assert shown
+        for experiment in map(EXPERIMENTS.__getitem__, shown):
+            words = wrapped(Findings(experiment, SCALES[name], range(3), {}, ()).about)
+            assert f": {experiment.title}\n\n{words}\n\n" in text
+            assert all(f"\n| {claim.words} (" in text for claim in experiment.claims)

@@ -133,7 +133,7 @@ def test_without_exploration_table_1_does_not_hold(reproduce, tmp_path: Path, ca
     """The check can fail: with B = A by construction the claim on exploration is reported as not holding."""
     assert reproduce("table-1", "--seeds", "2", "--control", "no-exploration") == 0
     lines = capsys.readouterr().out.splitlines()
-    verdict = next(line for line in lines if "Without exploration (t = 0) it is much worse" in line)
+    verdict = next(line for line in lines if "Without exploration (t = 0) Top-KAST is much worse" in line)
     assert verdict.strip().startswith("does not hold")
     assert (tmp_path / "tiny/control-no-exploration/index.html").is_file()
 

@@ -15,9 +15,9 @@ from topkast.reproduce.vision import FIGURE_2A, W, row
 COSTS = Experiment(
     name="time-and-bytes",
     place="not in the paper",
-    title="Accuracy against the time of training and the bytes of what is trained",
-    about="Time is that of training alone on this machine; when several runs go at once, each has a core. "
-    "The rows are those of Figure 2a, with 90 and 95 %.",
+    title="Accuracy against training time, and against bytes",
+    about="The time is training time on this machine, without evaluation. If several runs share the machine, "
+    "each has a core of its own. The rows are those of Figure 2a, and two more at 90 and 95 %.",
     rows=(*FIGURE_2A.rows, row(0.9, 0.8), row(0.95, 0.9)),
     claims=(),
     figure="costs",
@@ -28,8 +28,9 @@ _LAMBDAS = (0.0, 1e-5, 1e-4, 1e-3, 1e-2)
 PENALTY = Experiment(
     name="penalty",
     place="not in the paper (section 2.3 has the penalty)",
-    title="How much λ matters (90/80)",
-    about="The paper gives one number for it, the weight decay of 1e-4 on ImageNet.",
+    title="How much the penalty λ matters (90/80)",
+    about="λ is the strength of the penalty on large weights. The paper gives one value, the weight decay of "
+    "1e-4 on ImageNet.",
     rows=tuple(Row(f"λ = {value:g}", topkast(W, 0.9, 0.8, penalty=value)) for value in _LAMBDAS),
     claims=(Claim("The penalty helps (λ = 1e-4 over none).", "section 2.3", beats(("λ = 0.0001", "λ = 0"))),),
     figure="dots",
@@ -39,7 +40,8 @@ READING = Experiment(
     name="penalty-reading",
     place="not in the paper (section 2.3 says L2 and writes |θ|)",
     title="The penalty read as θ² and as |θ| (90/80)",
-    about="The same λ means different things in the two readings; each is shown at three.",
+    about="The paper calls the penalty L2 but writes |θ|. The same λ means different things in the two "
+    "readings, so each is shown with three values.",
     rows=tuple(
         Row(f"{words}, λ = {value:g}", topkast(W, 0.9, 0.8, penalty=value, penalty_power=power))
         for power, words in ((2, "θ²"), (1, "|θ|"))
@@ -59,11 +61,12 @@ EXPLORATION = Experiment(
     name="exploration-size",
     place="not in the paper",
     title="How large the exploration set should be, at 90 % forward sparsity",
-    about="M is the density of B∖A; with M = 0 there is no exploration.",
+    about="The exploration set is B∖A: weights that are trained but not used yet. Top-KAST 90/80 explores "
+    "10 % of all weights, and 90/90 explores none.",
     rows=tuple(row(0.9, backward) for backward in (0.9, 0.85, 0.8, 0.5, 0.0)),
     claims=(
         Claim(
-            "Exploring twice as many weights as are used beats none.",
+            "Training twice as many weights as are used beats training those alone.",
             "ours",
             beats(("Top-KAST 90/80", "Top-KAST 90/90")),
         ),
@@ -75,7 +78,7 @@ OPTIMIZER = Experiment(
     name="optimizer",
     place="not in the paper",
     title="SGD with momentum, and Adam (90 %)",
-    about="Each with a learning rate that suits the dense network.",
+    about="Each optimizer has a learning rate that suits the dense network.",
     rows=tuple(
         Row(f"{METHODS[recipe.method].title}, {words}", recipe)
         for variant, words in (("", "SGD"), ("adam", "Adam"))

@@ -18,7 +18,7 @@ ENWIK8 = Experiment(
     name="enwik8",
     place="Table 2 and Figure 3c",
     title="enwik8: bits per character at several forward and backward sparsities",
-    about="Sparsities are of all parameters, as the paper's counts are. Comparable means within 2 %.",
+    about="Sparsity is counted over all parameters, as in the paper. Comparable means within 2 %.",
     rows=(
         Row("dense", other("bytes", "dense")),
         *(_row("bytes", f, b) for f, b in ((0.8, 0.0), (0.8, 0.6), (0.8, 0.8), (0.9, 0.6), (0.9, 0.8))),
@@ -52,8 +52,9 @@ WIKITEXT = Experiment(
     title="WikiText: perplexity by sparsity, and a smaller dense model",
     about="At tiny and small scale the words are those of WikiText-2, and the smaller dense model has 0.38 "
     "of the width. Without WikiText, we measure bits per byte on the text that comes with Python. The "
-    "claims count only if the dense network has a perplexity of at most 600: about half of the 1,212 "
-    "(7.1 nats) that word frequencies alone give. The 320 steps of the tiny scale are too few for that.",
+    "claims count only if the dense network has a perplexity of at most 600. Word frequencies alone give "
+    "about 1,212 (7.1 nats).",
+    at_scale={"tiny": "The 320 steps of this scale are too few for that."},
     rows=(
         Row("dense", other("words", "dense")),
         Row("dense, smaller", other("words", "dense", variant="smaller")),
@@ -61,12 +62,12 @@ WIKITEXT = Experiment(
     ),
     claims=(
         Claim(
-            "80 % sparsity degrades it minimally (here: within 2 %).",
+            "80 % sparsity costs little quality (here: within 2 %).",
             "section 4, Table 3",
             beats(("Top-KAST 80/0", "dense"), margin=2.0),
         ),
         Claim(
-            "Quality drifts away as sparsity grows.",
+            "Quality falls as sparsity grows.",
             "section 4, Table 3",
             beats(*itertools.pairwise(_SPARSER)),
         ),
@@ -84,8 +85,8 @@ SMALL_TRANSFORMER = Experiment(
     name="small-transformer",
     place="appendix A, table",
     title="enwik8, the smaller Transformer: Top-KAST against pruning",
-    about="At tiny and small scale the network is the same as for Table 2. Competitive means within 4 %: the "
-    "paper's largest gap is 3.8 %.",
+    about="At tiny and small scale the network is that of Table 2. Competitive means within 4 %; the paper's "
+    "largest gap is 3.8 %.",
     rows=(
         Row("dense", other("small-bytes", "dense")),
         *(

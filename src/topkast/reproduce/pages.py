@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from topkast.reproduce.claims import (
     OPEN,
     Verdict,
 )
-from topkast.reproduce.experiment import Findings
+from topkast.reproduce.experiment import Experiment, Findings
 from topkast.store.files import replace
 from topkast.text import duration, listed
 
@@ -63,7 +65,8 @@ def write_pages(all_findings: Sequence[Findings], folder: Path, command: str) ->
     content = {
         "title": f"The Top-KAST paper, reproduced at scale “{scale.name}”",
         "sentence": verdict_counts(all_findings),
-        "about": f"{scale.about[0].upper()}{scale.about[1:]}.",
+        "about": f"{_upper(scale.about)}.",
+        "glossary": GLOSSARY,
         "verdict_header": ["claim", "in the paper", "verdict", "numbers"],
         "verdicts": [_cells(v) for f in all_findings for v in f.verdicts],
         "experiments": [_content(f, drawings.get(f.experiment.name)) for f in all_findings],
@@ -76,11 +79,12 @@ def write_pages(all_findings: Sequence[Findings], folder: Path, command: str) ->
 
 def drawing(findings: Findings) -> Drawing:
     """The figure of an experiment, with its caption."""
-    experiment = findings.experiment
-    spread = "" if len(findings.seeds) == 1 else f" Spread and dots are {len(findings.seeds)} seeds."
-    return Drawing(
-        experiment.name, experiment.title, f"Like {experiment.place}.{spread}", figures.draw(findings)
+    experiment, seeds = findings.experiment, len(findings.seeds)
+    place = (
+        f"{_upper(experiment.place)}." if experiment.place.startswith("not ") else f"Like {experiment.place}."
     )
+    spread = "" if seeds == 1 else f" The spread and small dots show {seeds} seeds."
+    return Drawing(experiment.name, experiment.title, place + spread, figures.draw(findings))
 
 
 def verdict_counts(all_findings: Sequence[Findings]) -> str:
@@ -107,7 +111,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
 def _content(findings: Findings, picture: Drawing | None) -> dict[str, Any]:
     experiment = findings.experiment
     return {
-        "title": f"{experiment.place}: {experiment.title}",
+        "title": _heading(experiment),
         "about": findings.about,
         "drawings": [] if picture is None else [picture],
         "header": tables.header(findings),
@@ -117,21 +121,49 @@ def _content(findings: Findings, picture: Drawing | None) -> dict[str, Any]:
     }
 
 
-_HEAD = """# Results
+# What a page explains before it shows anything, as (what it is about, text).
+GLOSSARY = (
+    (
+        "Sets",
+        "“Top-KAST 80/50” has a forward sparsity of 80 % and a backward sparsity of 50 %. A is the set of "
+        "weights that the network uses, here 20 % of them. B contains A and is the set that is trained, here "
+        "50 %. The rest is C, the reservoir. B∖A is trained but not used yet: that is exploration. A refresh "
+        "chooses A again and an exchange chooses B again, both by magnitude. The paper does both at once, "
+        "every N steps. “Static” keeps one random mask instead.",
+    ),
+    (
+        "Verdicts",
+        "A claim “holds” or “does not hold” if the difference is larger than the noise between seeds. We "
+        "compare seeds in pairs and test at 95 %, one-sided. Otherwise the claim is “within noise”. One seed "
+        "does not show the noise: “for one seed” only says how that seed came out. A claim is “not learned”, "
+        "and not counted, if its networks have learned too little to be compared.",
+    ),
+    (
+        "Numbers",
+        "Each comparison has the mean difference and how far it may be off. A positive difference supports "
+        "the claim. “1 allowed” means that a loss of up to 1 still counts as comparable. Bytes are those of "
+        "weights, gradients, optimizer state, reservoir, sets and Plans (what kernels derive from the sets). "
+        "Activations are not included.",
+    ),
+)
 
-The tables and figures of the Top-KAST paper, ours beside theirs, as `topkast reproduce` writes them: this is
-its output, not edited by hand. Ours are at the scale of a small machine: other networks, other data, far
-shorter runs. What can be compared is the order of methods, not the numbers.
+_HEAD = (
+    "# Results",
+    "`topkast reproduce --document` writes this page. It has the tables and figures of the Top-KAST paper, "
+    "with our numbers beside the paper's.",
+    "Our runs fit a small machine: other networks, other data and far fewer steps. Compare the order of the "
+    "methods, not the numbers.",
+    *(f"**{title}.** {text}" for title, text in GLOSSARY),
+    "**Times.** Each table comes with the training time of all its runs, without evaluation. Runs of one row "
+    "may have shared the machine with different runs than those of the next. So only the table about time "
+    "has a time for each row.",
+)
 
-A claim *holds* or *does not hold* if that is so beyond the noise of the seeds (one-sided 95 %, seeds compared
-in pairs), else it is *within noise*. *For one seed* says how that one came out, and nothing of noise. What
-counts as comparable is said with it. *Not learned* claims are not counted: their networks have not learned
-enough for a comparison to say anything.
 
-With each table is the time that its runs have trained, in all and without evaluation. Runs of one row may
-have shared the machine with others than those of the next, so times of rows are only in the table that is
-about them.
-"""
+def document_head() -> str:
+    """What stands before the first scale."""
+    return "\n\n".join(map(wrapped, _HEAD)) + "\n"
+
 
 # Whose rows were run to be compared by time.
 _ABOUT_TIME = "time-and-bytes"
@@ -150,7 +182,7 @@ def write_document(by_scale: Mapping[str, Sequence[Findings]], out: Path) -> Pat
     if not any(_is_there(f) for findings in by_scale.values() for f in findings):
         raise ValueError("there is no finished table to write about: run `topkast reproduce all` first")
     folder = out.parent / out.stem
-    parts = [_HEAD]
+    parts = [document_head()]
     for name, findings in by_scale.items():
         shown = [f for f in findings if _is_there(f)]
         if shown:
@@ -172,8 +204,9 @@ def _scale(name: str, shown: Sequence[Findings], folder: Path) -> str:
     lines = [
         f"## Scale “{name}”",
         "",
-        f"{shown[0].scale.about[0].upper()}{shown[0].scale.about[1:]}.",
-        f"Machine: {cpu_model() or platform.machine()}. {verdict_counts(shown)}",
+        wrapped(f"{_upper(shown[0].scale.about)}. Machine: {cpu_model() or platform.machine()}."),
+        "",
+        wrapped(verdict_counts(shown)),
         "",
         "| claim | verdict | numbers |",
         "|---|---|---|",
@@ -193,17 +226,38 @@ def _section(findings: Findings, scale: str, folder: Path, has_picture: bool) ->
     spent = duration(sum(run.seconds_per_step * run.last.step for run in runs))
     seeds = {seed for found in findings.groups.values() for seed in found.runs}
     note = "" if findings.is_whole else " Not all of its runs are finished."
+    command = f"topkast reproduce {experiment.name} --scale {scale} --seeds {len(findings.seeds)}"
+    ran = f"{counted(len(runs), 'run')} with {counted(len(seeds), 'seed')}"
     lines = [
-        f"### {experiment.place}: {experiment.title}",
+        f"### {_heading(experiment)}",
         "",
-        f"`topkast reproduce {experiment.name} --scale {scale} --seeds {len(findings.seeds)}`; "
-        f"{counted(len(runs), 'run')} with {counted(len(seeds), 'seed')}, "
-        f"{spent} of training. {findings.about}{note}",
+        wrapped(findings.about),
+        "",
+        wrapped(f"{ran} trained for {spent} in all.{note} Command: `{command}`"),
         "",
     ]
     if has_picture:
         lines += [f"![{experiment.title}]({folder.name}/{scale}-{experiment.name}.svg)", ""]
     return [*lines, tables.markdown(findings, has_times=experiment.name == _ABOUT_TIME).rstrip()]
+
+
+def _heading(experiment: Experiment) -> str:
+    return f"{_upper(experiment.place)}: {experiment.title}"
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+_COLUMNS = 100
+_KEPT = "\N{WORD JOINER}"
+
+
+def wrapped(paragraph: str) -> str:
+    """In lines of at most 100 columns; inline code, and a number with its per cent, stay on one line."""
+    kept = re.sub(r"`[^`]*`|\d %", lambda found: found[0].replace(" ", _KEPT), paragraph)
+    lines = textwrap.wrap(kept, _COLUMNS, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines).replace(_KEPT, " ")
 
 
 def counted(number: int, thing: str) -> str:

@@ -204,8 +204,8 @@ def _decoder(more: Values) -> tuple[tuple[str | None, Values], ...]:
 _TINY_BYTES = (("enwik8", _with(_TINY_XL, _ENWIK8)), (None, _TINY_XL))
 TINY = Scale(
     name="tiny",
-    about="an MLP on Fashion-MNIST (scikit-learn's digits without it), a Transformer-XL of width 128 on "
-    "enwik8 (Python's own text without it) and on WikiText-2: about an hour on two cores",
+    about="an MLP on Fashion-MNIST (or scikit-learn's digits), and a Transformer-XL of width 128 on enwik8 "
+    "(or the text that comes with Python) and on WikiText-2; about an hour on two cores",
     seeds=3,
     workloads={
         "images": (("fashion-mnist", _with(_MLP, {"data": {"dataset": "fashion-mnist"}})), (None, _MLP)),
@@ -233,7 +233,7 @@ _SMALL_WORDS: Values = {
 }
 SMALL = Scale(
     name="small",
-    about="ResNet-20 on CIFAR-10 and a Transformer-XL of width 256 on enwik8 and WikiText-2: some hours",
+    about="ResNet-20 on CIFAR-10 and a Transformer-XL of width 256 on enwik8 and WikiText-2; some hours",
     seeds=3,
     workloads={
         "images": (("cifar-10", _CIFAR),),

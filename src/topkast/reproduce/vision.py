@@ -36,8 +36,8 @@ FIGURE_2A = Experiment(
     name="figure-2a",
     place="Figure 2a",
     title="Accuracy against the FLOPs of training, at 80 % forward sparsity",
-    about="FLOPs are those of the whole of training against a dense run of the usual length. Comparable "
-    f"means within {_EQUAL:g} point of accuracy.",
+    about="FLOPs are those of the whole training run, as a share of a dense run of the usual length. “2×” "
+    f"marks runs of twice that length. Comparable means within {_EQUAL:g} point of accuracy.",
     rows=(
         _DENSE,
         *rivals(0.8),
@@ -73,7 +73,8 @@ FIGURE_2B = Experiment(
     name="figure-2b",
     place="Figure 2b",
     title="Accuracy against mean backward sparsity, at 80, 90 and 95 % forward sparsity",
-    about="RigL's dense gradients count with the share of steps that compute them, and pruning's start.",
+    about="The backward sparsity is the mean over all steps of a run. RigL computes dense gradients at some "
+    "steps, and pruning starts dense: both lower the mean.",
     rows=(
         _DENSE,
         *(r for s in (0.8, 0.9, 0.95) for r in rivals(s)),
@@ -110,12 +111,12 @@ FIGURE_2C = Experiment(
     name="figure-2c",
     place="Figure 2c",
     title="Top-KAST and RigL at 98 and 99 % sparsity",
-    about="Top-KAST at backward sparsities from its own forward sparsity down to 90 %.",
+    about="The rows of Top-KAST differ in backward sparsity, down to 90 %.",
     at_scale={
         "tiny": "Our table of methods (docs/methods.md) has 85.1 % for RigL at 99 % sparsity, where this one "
         "has 77.9 %. Its runs have 2,808 steps, not 800, and RigL updates its mask every 100 steps, not "
-        "every 10. With both, the network of this table reaches 84.6 % (mean of 2 seeds); with updates every "
-        "100 steps alone, 80.8 %."
+        "every 10. With both changes, the network of this table reaches 84.6 % (mean of 2 seeds). With "
+        "updates every 100 steps alone, it reaches 80.8 %."
     },
     rows=(
         *rivals(0.98, ("static", "rigl")),
@@ -149,7 +150,9 @@ TABLE_1 = Experiment(
     name="table-1",
     place="Table 1",
     title="Random exploration, and stopping exploration at step t of 32,000",
-    about="t is scaled with the length of the run. With t = 32000 exploration never stops.",
+    about="Exploration trains the weights of B∖A, which the network does not use yet. It stops at step t, "
+    "scaled with the length of our runs; with t = 32000 it never stops. “Random” rows choose B∖A at random "
+    "and not by magnitude.",
     rows=(
         row(0.9, 0.8),
         row(0.9, 0.8, " (random)", exploration="random"),
@@ -159,7 +162,7 @@ TABLE_1 = Experiment(
     ),
     claims=(
         Claim(
-            "Without exploration (t = 0) it is much worse; a sixth of the run of it already helps.",
+            "Without exploration (t = 0) Top-KAST is much worse; a sixth of the run with it already helps.",
             "section 3.1, Table 1",
             beats(
                 ("Top-KAST 90/0 (t = 5000)", "Top-KAST 90/0 (t = 0)"),
@@ -167,7 +170,8 @@ TABLE_1 = Experiment(
             ),
         ),
         Claim(
-            f"Half of the run recovers most of the benefit (within {_EQUAL:g} point of never stopping).",
+            "Exploring for half of the run recovers most of the benefit (within "
+            f"{_EQUAL:g} point of never stopping).",
             "section 3.1, Table 1",
             beats(("Top-KAST 90/0 (t = 16000)", "Top-KAST 90/0 (t = 32000)"), margin=_EQUAL),
         ),
@@ -199,7 +203,7 @@ def _settles(groups: Groups) -> list[Difference]:
     found = groups[_MASKED.label]
     series = [mask_series(found, seed) for seed in found.results]
     values = tuple(100 * (s[0] - s[-1]) for s in series if len(s) > 1)
-    return [Difference("change of the mask, first comparison less last", values, unit="points")]
+    return [Difference("change of the mask at the first comparison minus the last", values, unit="points")]
 
 
 def activated(found: Group, seed: int, at: int = -1) -> float:
@@ -212,7 +216,7 @@ def activated(found: Group, seed: int, at: int = -1) -> float:
 def _stays_small(groups: Groups) -> list[Difference]:
     found = groups[_MASKED.label]
     values = tuple(10.0 - activated(found, seed) for seed in found.runs)
-    return [Difference("10 % less the share of C ever used", values, unit="points")]
+    return [Difference("10 % minus the share of C ever used", values, unit="points")]
 
 
 def _comes_early(groups: Groups) -> list[Difference]:
@@ -221,15 +225,16 @@ def _comes_early(groups: Groups) -> list[Difference]:
     for seed, run in found.runs.items():
         half = next(i for i, point in enumerate(run.points) if 2 * point.step >= run.steps)
         values.append(2 * activated(found, seed, half) - activated(found, seed))
-    return [Difference("use of C in the first half less that in the second", tuple(values), unit="points")]
+    return [Difference("use of C in the first half minus the second", tuple(values), unit="points")]
 
 
 FIGURE_3A = Experiment(
     name="figure-3a",
     place="Figure 3a",
     title="How the mask changes over time (80/50)",
-    about="The share of units that enter or leave A between two moments 5,000 of 32,000 steps apart: mean, "
-    "smallest and largest over layers.",
+    about="The mask is A, the weights that the network uses. The figure shows the share of weights that "
+    "enter or leave A between two moments, 5,000 of the paper's 32,000 steps apart. The line is the mean "
+    "over layers; the band reaches from the smallest to the largest.",
     rows=(_MASKED,),
     claims=(Claim("The mask stabilises over time.", "section 3.1, Figure 3a", _settles),),
     figure="mask_change",
@@ -238,12 +243,12 @@ FIGURE_3B = Experiment(
     name="figure-3b",
     place="Figure 3b",
     title="How much of the reservoir is ever used (80/50)",
-    about="The share of units that were in C at the start and have been in A since. “Small” means below "
-    "10 %; the paper says about 5 %.",
+    about="The reservoir C has the weights that are neither used nor trained. The figure shows the share of "
+    "the first C that has been in A since. “Small” means below 10 %; the paper has about 5 %.",
     rows=(_MASKED,),
     claims=(
         Claim("Only a small part of C is ever used.", "section 3.1, Figure 3b", _stays_small),
-        Claim("Most of it at the start.", "section 3.1, Figure 3b", _comes_early),
+        Claim("Most of that use comes early.", "section 3.1, Figure 3b", _comes_early),
     ),
     figure="reservoir_use",
 )
@@ -263,8 +268,11 @@ ALL_SPARSE = Experiment(
     name="all-sparse",
     place="appendix B, figure",
     title="All layers sparse, against first and last dense",
-    about="The paper draws it without a claim. The first layer of the tiny scale's MLP has three quarters of "
-    "its weights: keeping it dense is no small change. Elsewhere that scale keeps the last one dense only.",
+    about="The paper draws this figure without a claim; the claim is ours.",
+    at_scale={
+        "tiny": "The first layer of the MLP has three quarters of all weights, so keeping it dense changes a "
+        "lot. In the other tables of this scale only the last layer is dense."
+    },
     rows=tuple(_ends(f, b, v) for f, b in _PAIRS for v in ("ends-dense", "all-sparse")),
     claims=(
         Claim(
@@ -289,9 +297,9 @@ def _as_good(words: str) -> Test:
 REFRESH_INTERVAL = Experiment(
     name="refresh-interval",
     place="appendix C, table",
-    title="Top-K at every step, and every N steps",
-    about="The paper's 100 steps are 1/320 of its run. “N = 100 (scaled)” is as large a part of ours, "
-    f"at least 2 steps; “N = 100” is 100 steps. As good means within {_EQUAL:g} point.",
+    title="Choosing A and B at every step, and every N steps",
+    about="The paper's N = 100 is 1/320 of its run. “N = 100 (scaled)” is 1/320 of our run, but at least 2 "
+    f"steps; “N = 100” is 100 steps. As good means within {_EQUAL:g} point.",
     rows=tuple(
         r
         for f, b in _PAIRS
