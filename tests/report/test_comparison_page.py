@@ -26,7 +26,7 @@ def test_several_runs_go_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"{out}\n"
     page = words(out)
     assert "2 runs of the task “text”" in page
-    assert "Best is dense with 2.43 held-out bits per byte (lower is better)." in page
+    assert "The best is dense, with 2.43 held-out bits per byte (lower is better)." in page
     assert "parameters in use (of dense)" in page
     assert "80,000 (15.1 %)" in page
     names = ("quality_by_step", "quality_by_flops", "quality_by_time", "final_quality")

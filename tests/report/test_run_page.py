@@ -69,8 +69,8 @@ def test_the_page_says_the_main_numbers(tmp_path: Path) -> None:
     words = page_of(tmp_path / "run", made.ordinary()).words
     assert (
         "Top-KAST 90/80, on the task “text”, reached 2.53 held-out bits per byte (lower is better) in 400 steps, "
-        "against 2.83 for fixed random mask and 2.43 for dense; of dense it takes 15.1 % of the parameters, 18.3 % of "
-        "the FLOPs, 57 % of the bytes and 71.1 % of the time per step." in words
+        "against 2.83 for fixed random mask and 2.43 for dense. It takes 15.1 % of the parameters, 18.3 % of "
+        "the FLOPs, 57 % of the bytes and 71.1 % of the time per step of the dense network." in words
     )
     for figure in (
         "80,000",
@@ -182,7 +182,7 @@ def test_axes_have_units_and_bars_add_up(tmp_path: Path) -> None:
     run = read_run(made.write(tmp_path / "run", made.ordinary()))
     labels = {d.name: d.figure.axes[0].get_xlabel() for d in every_drawing(of_one(run))}
     assert labels["quality_by_step"] == "step"
-    assert labels["quality_by_flops"] == "FLOPs spent, TFLOP, logarithmic"
+    assert labels["quality_by_flops"] == "FLOPs spent, TFLOP (logarithmic)"
     assert labels["quality_by_time"] == "training time, s"
     assert labels["memory"] == "memory, MB"
     assert labels["step_time"] == "time per step, ms"

@@ -128,7 +128,7 @@ def _scale_x(axes: Any, axis: Axis, xs: Sequence[float]) -> None:
     axes.xaxis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5), numticks=8))
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:g}"))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
-    axes.set_xlabel(f"{axes.get_xlabel()}, logarithmic")
+    axes.set_xlabel(f"{axes.get_xlabel()} (logarithmic)")
 
 
 @styled

@@ -30,7 +30,7 @@ from topkast.text import (
 )
 
 _SHARED = ("parameters in use", "FLOPs per step", "bytes")
-_AFTER = ("steps", *(f"{name} (of dense)" for name in _SHARED), "time per step", "peak of the process")
+_AFTER = ("steps", *(f"{name} (of dense)" for name in _SHARED), "time per step", "peak memory of the process")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def write_comparison(runs: Sequence[Run], out: Path) -> Path:
     final = Drawing(
         "final_quality",
         f"Held-out {bare(first.quality_name)} at the end",
-        "Of each run's last record and of each reference, the best on top. Dots are the seeds.",
+        "The last record of each run and of each reference, best on top. Dots are single seeds.",
         final_figure(last, first.quality_name, first.higher_is_better, seeds),
     )
     sections = [Section("Held-out quality", [*qualities(curves, first), final])]
@@ -158,7 +158,7 @@ def _sentence(first: Run, last: dict[str, float]) -> str:
         return f"No run has a finite held-out {bare(first.quality_name)}."
     best = (max if first.higher_is_better else min)(known, key=known.__getitem__)
     reached = f"{quality(known[best], first.quality_name)} held-out {bare(first.quality_name)}"
-    return f"Best is {best} with {reached} ({better} is better)."
+    return f"The best is {best}, with {reached} ({better} is better)."
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
@@ -167,7 +167,7 @@ def _notes(runs: Sequence[Run]) -> list[str]:
         found += [f"{run.name} ({run.folder.name}): {note}" for note in (state(run), *notes(run)) if note]
     if len({run.steps for run in runs}) > 1:
         found.append(
-            "The runs were given different numbers of steps: compare by FLOPs or time rather than at the end."
+            "The runs have different numbers of steps: compare them by FLOPs or time, not at the end."
         )
     return found
 

@@ -114,10 +114,10 @@ def _commands(run: Run) -> str:
     config = shlex.quote(str(run.folder / "config.toml"))
     lines = [
         f"topkast train --config {config}   # the same run again",
-        f"topkast report {folder}   # this page anew",
+        f"topkast report {folder}   # this page again",
     ]
     if not is_finished(run):
-        lines.insert(0, f"topkast train --resume {folder}   # go on from the last checkpoint")
+        lines.insert(0, f"topkast train --resume {folder}   # continue from the last checkpoint")
     return "\n".join(lines)
 
 
@@ -134,11 +134,14 @@ class Section:
 
 
 _WHY = {
-    "step": "At equal steps: what sparsity costs in quality when training is equally long.",
-    "flops": "At equal FLOPs: a curve further left has spent less computation on the same quality. "
-    "The paper compares methods so in Figure 2a.",
-    "time": "At equal training time on this machine, evaluation not counted.",
+    "step": "At the same step, the distance between two curves is what sparsity costs in quality.",
+    "flops": "A curve further left has spent less computation on the same quality. The paper's Figure 2a "
+    "compares methods this way.",
+    "time": "Training time on this machine, without evaluation.",
 }
+
+
+_BAND = "The line is the mean over layers; the band reaches from the smallest to the largest."
 
 
 def of_one(run: Run) -> list[Section]:
@@ -149,8 +152,8 @@ def of_one(run: Run) -> list[Section]:
         Section("Training loss", _losses(curves)),
     ]
     if has_masks(run):
-        sections.append(Section("How the sets moved", _masks(run)))
-    sections.append(Section("What it takes", _costs(run)))
+        sections.append(Section("How the sets change", _masks(run)))
+    sections.append(Section("Memory and time", _costs(run)))
     return [section for section in sections if section.drawings]
 
 
@@ -172,7 +175,7 @@ def qualities(curves: Curves, run: Run) -> list[Drawing]:
 
 
 def _losses(curves: Curves) -> list[Drawing]:
-    caption = "Mean over the batches since the record before; a gap is a value that was not finite."
+    caption = "Each point is the mean since the last record. A gap is a value that was not finite."
     return [
         Drawing(f"loss_by_{axis.name}", f"Training loss {axis.title}", caption, loss_figure(curves, axis))
         for axis in AXES
@@ -185,41 +188,46 @@ def _masks(run: Run) -> list[Drawing]:
         Drawing(
             "mask_change",
             "How the mask changes",
-            "Share of a layer's weights that entered or left A at the last refresh: mean over layers, and a "
-            "band from the smallest to the largest. It falls as the mask settles, as in the paper's Figure "
-            "3a, which compares masks 5,000 steps apart.",
+            "The mask is A, the weights that the network uses. A refresh chooses A; an exchange chooses B, "
+            "the weights that are trained. The figure shows the share of a layer's weights that moved. "
+            f"{_BAND} The share falls as the mask settles. The paper's Figure 3a compares masks 5,000 steps "
+            "apart.",
             change_figure(run),
         ),
         Drawing(
             "reservoir_use",
             "How much of the reservoir is ever used",
-            "Share of the initial C that has been in B or in A by then: mean over layers and band. In the "
-            "paper's Figure 3b only about 5 % is ever used, most of it early.",
+            "The reservoir C has the weights that are neither used nor trained. The figure shows how much of "
+            f"the first C has been in B or in A by then. {_BAND} In the paper's Figure 3b only about 5 % is "
+            "ever used, most of it early.",
             reservoir_figure(run),
         ),
         Drawing(
             "weight_size",
             "Size of weights by set",
-            "Mean |θ| on A, which the network uses, and on B∖A, which is trained beside it: mean over layers "
-            "and band. A weight enters A when it outgrows the smallest there; the penalty is 1/D times as "
-            "strong on B∖A (the paper's section 2.3).",
+            f"The network uses A; B∖A is trained but not used yet. {_BAND} A weight enters A when it grows "
+            "larger than the smallest there. The penalty on large weights is 1/D times as strong on B∖A, "
+            "where D is the density of A (the paper's section 2.3).",
             size_figure(run),
         ),
     ]
 
 
 def _densities(run: Run) -> Drawing:
-    caption = "|A| and |B| as shares of a layer's weights: mean over layers, and a band from least to most."
+    caption = f"The sizes of A and B, as shares of a layer's weights. {_BAND}"
     return Drawing("densities", "How dense the sets are", caption, density_figure(run))
 
 
 def _costs(run: Run) -> list[Drawing]:
     drawings = []
     if run.bytes is not None and run.is_sparse:
-        caption = "What weights, gradients, optimizer and sets hold at the end; activations are not in it."
+        caption = (
+            "What weights, gradients, optimizer state and sets take at the end of the run, without "
+            "activations. The kernel plan is what the kernels derive from the sets."
+        )
         figure = memory_figure(run, run.bytes)
         drawings.append(Drawing("memory", "Memory against dense", caption, figure))
     if run.references:  # a single bar would say no more than the tile does
-        caption = "Mean over each run, with its refreshes, without evaluation, on the same machine."
+        caption = "The mean over each run on the same machine, with refreshes and without evaluation."
         drawings.append(Drawing("step_time", "Time per step", caption, time_figure(run)))
     return drawings

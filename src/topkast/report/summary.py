@@ -81,7 +81,7 @@ def sentence(run: Run) -> str:
         f"({better} is better) in {run.last.step:,} steps{against}"
     )
     shares = _shares(run)
-    return f"{text}; of dense it takes {listed(shares)}." if shares else f"{text}."
+    return f"{text}. It takes {listed(shares)} of the dense network." if shares else f"{text}."
 
 
 def _shares(run: Run) -> list[str]:
