@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,12 +11,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COLUMNS = 100
 WORDS = 40
-
-# Sections that are judged apart from their page.
-SECTIONS = {"method.md#under-adam": "## Under Adam"}
-# What does not keep the rules yet, and why. A case that keeps them by now fails: take it off the list.
-WIDE: dict[str, str] = {}
-LONG: dict[str, str] = {}
 
 _FENCE = re.compile(r"\s*(```|~~~)")
 _ITEM = re.compile(r"^\s*(?:[-*+]|\d+[.)])\s+")
@@ -89,43 +82,15 @@ def words(sentence: str) -> int:
     return sum(re.search(r"\w", word) is not None for word in sentence.split())
 
 
-def cases(pages: list[Path], open_: dict[str, str]) -> list[Any]:
-    """A page each, or a section of one that is listed by itself; those in `open_` are known to fail, and why."""
-    found = []
-    for page in pages:
-        text = page.read_text()
-        for name in (page.name, *(name for name in SECTIONS if name.startswith(f"{page.name}#"))):
-            part = _section(text, name) if "#" in name else _without_sections(text, page.name)
-            marks = [pytest.mark.xfail(reason=open_[name], strict=True)] if name in open_ else []
-            found.append(pytest.param(part, id=name, marks=marks))
-    return found
+@pytest.mark.parametrize("page", [*DOCS, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_lines_fit_the_width(page: Path) -> None:
+    assert not too_wide(page.read_text(encoding="utf-8"))
 
 
-def _section(page: str, name: str) -> str:
-    """Of one heading to the next of the same rank; the lines before it are empty, so that numbers stay."""
-    heading = SECTIONS[name]
-    before, found, after = page.partition(f"{heading}\n")
-    assert found, f"{name}: no heading {heading!r}"
-    rank = heading.split()[0]
-    return "\n" * before.count("\n") + found + re.split(rf"^{rank} ", after, flags=re.MULTILINE)[0]
-
-
-def _without_sections(page: str, name: str) -> str:
-    for section in SECTIONS:
-        if section.startswith(f"{name}#"):
-            text = _section(page, section).lstrip("\n")
-            page = page.replace(text, "\n" * text.count("\n"))
-    return page
-
-
-@pytest.mark.parametrize("page", cases([*DOCS, ROOT / "CHANGELOG.md"], WIDE))
-def test_lines_fit_the_width(page: str) -> None:
-    assert not too_wide(page)
-
-
-@pytest.mark.parametrize("page", cases(DOCS, LONG))
-def test_sentences_are_short(page: str) -> None:
-    assert not [(number, text) for number, text in sentences(page) if words(text) > WORDS]
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_sentences_are_short(page: Path) -> None:
+    found = sentences(page.read_text(encoding="utf-8"))
+    assert not [(number, text) for number, text in found if words(text) > WORDS]
 
 
 @pytest.mark.parametrize(
@@ -188,10 +153,3 @@ def test_a_long_sentence_is_found_where_its_paragraph_begins() -> None:
     ((number, text),) = sentences(f"# Heading\n\n{long}\n")
     assert number == 3
     assert words(text) == 41
-
-
-def test_a_section_and_the_rest_of_its_page_keep_their_lines() -> None:
-    page = "# Page\n\nbefore\n\n## Under Adam\n\nwithin\n\n### Deeper\n\nstill\n\n## After\n\nafter\n"
-    section, rest = _section(page, "method.md#under-adam"), _without_sections(page, "method.md")
-    assert sentences(section) == [(7, "within"), (11, "still")]
-    assert sentences(rest) == [(3, "before"), (15, "after")]
