@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for add in _COMMANDS:
         add(commands)
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     if options.command is None:
         parser.print_help()
         return 0

@@ -24,11 +24,11 @@ class Parser(argparse.ArgumentParser):
         flags = "/".join(action.option_strings)
         self.error(f"{flags} has no {value!r}: {hint}" if flags else f"there is no {what} {value!r}: {hint}")
 
-    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        """As argparse's; a flag that is not known is named with the nearest one of its command."""
-        words = sys.argv[1:] if args is None else list(args)
+    def parse(self, words: Sequence[str] | None = None) -> argparse.Namespace:
+        """As `parse_args`; a flag that is not known is named with the nearest one of its command."""
+        words = sys.argv[1:] if words is None else words
         self._check_flags(words)
-        return super().parse_args(words, namespace)
+        return self.parse_args(words)
 
     def _check_flags(self, words: Sequence[str]) -> None:
         # Before all else: argparse would take what comes after such a flag for something else.

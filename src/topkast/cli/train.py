@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,8 @@ def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
         record = read_run(outcome.folder)
         print(_summary(record))
         print(_report(record))
+        if outcome.is_finished:
+            print("\n".join(_next_steps(record)))
     if not outcome.is_finished:
         print(f"stopped, with a checkpoint; go on with: topkast train --resume {outcome.folder}")
     return outcome.exit_code
@@ -114,6 +117,20 @@ def _summary(run: Run) -> str:
         "fastest took for them; parameters in use; MB of all that is trained)"
     )
     return "\n".join([*lines, *textwrap.wrap(note, 80)])
+
+
+def _next_steps(run: Run) -> list[str]:
+    """What can be done with the network, a line each."""
+    folder = shlex.quote(str(run.folder))
+    steps = (
+        {f"topkast export {folder} --format compressed": "a file of what is in use"} if run.is_sparse else {}
+    )
+    if run.task == "text":
+        steps = {f"topkast generate {folder}": "text that it writes", **steps}
+    else:
+        steps = {f"topkast eval {folder}": "all held-out data, and speed", **steps}
+    width = max(map(len, steps))
+    return ["next:", *(f"  {command:{width}}  # {what}" for command, what in steps.items())]
 
 
 def _report(run: Run) -> str:

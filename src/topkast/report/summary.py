@@ -193,7 +193,7 @@ def _layer_row(run: Run, name: str) -> tuple[str, ...]:
         count(backward),
         percent(of_whole(backward, layer.numel)),
         *moved,
-        layer.engine,
+        layer.engine if run.end is None else run.end.engines.get(name, layer.engine),
         size(total),
         percent(share),
     )

@@ -58,7 +58,10 @@ def as_json(event: Event) -> dict[str, Any]:
             "parameters": event.parameters,
             "curve": [[p.step, p.seconds, p.loss, p.quality, p.flops] for p in event.points],
         }
-    return {"event": "end", **vars(event), "bytes": {} if event.bytes is None else vars(event.bytes)}
+    values = {"event": "end", **vars(event), "bytes": {} if event.bytes is None else vars(event.bytes)}
+    if not event.engines:
+        del values["engines"]
+    return values
 
 
 def _point(layer: LayerPoint) -> dict[str, Any]:
@@ -254,6 +257,7 @@ def _end(fields: Fields) -> End:
         bytes=counted,
         peak_rss=fields.count_or_none("peak_rss"),
         stopped=None if stopped is None else str(stopped),
+        engines={name: fields.inner("engines").text(name) for name in fields.inner("engines").content},
     )
 
 

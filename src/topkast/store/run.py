@@ -153,6 +153,7 @@ class End:
         bytes: None if they were not counted.
         peak_rss: Most bytes that the process held; None if it was not measured.
         stopped: Why it ended before its time; None if it did not.
+        engines: Sparse weight → what computed its products, where "auto" has chosen that.
     """
 
     step: int
@@ -160,6 +161,7 @@ class End:
     bytes: Bytes | None
     peak_rss: int | None
     stopped: str | None
+    engines: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

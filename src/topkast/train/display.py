@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from topkast.kernels.machine import peak_memory
 from topkast.store.run import Event, Progress, Start
-from topkast.text import COUNTS, figure, scaled
+from topkast.text import COUNTS, duration, figure, scaled
 
 _SHORTEST_BAR = 6
+# Steps before those that are timed, how many of these, and how many seconds are worth a line.
+_NOT_TIMED, _TIMED, _WORTH_SAYING = 5, 10, 10.0
 
 
 class Display:
     """Told of everything that happens; shows what it likes, and this one nothing at all."""
+
+    def introduce(self, lines: Sequence[str]) -> None:
+        """What is about to be trained, before anything is."""
 
     def begin(self, name: str, start: Start, step: int) -> None:
         """A run begins, or goes on from a step."""
@@ -46,6 +53,11 @@ class Lines(Display):
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
+        self._timed: tuple[int, float] | None = None
+
+    def introduce(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._print("\n".join(textwrap.wrap(line, 80, subsequent_indent="  ")))
 
     def begin(self, name: str, start: Start, step: int) -> None:
         self._quality = start.quality_name
@@ -55,6 +67,18 @@ class Lines(Display):
             f"{'step':>7}  {'loss':>8}  {self._quality:>13}  {'A changed':>9}  {'C used':>7}  {'ms/step':>8}"
         )
         self._last = (step, 0.0)
+        self._first, self._steps, self._timed = step, start.steps, None
+
+    def step(self, step: int, loss: float) -> None:
+        """After some steps, says how long all of them will take: the first ones choose engines."""
+        if step == self._first + _NOT_TIMED:
+            self._timed = (step, time.monotonic())
+        if self._timed is None or step != self._first + _NOT_TIMED + _TIMED or self._steps <= step:
+            return
+        began, then = self._timed
+        left = (time.monotonic() - then) / (step - began) * (self._steps - step)
+        if left > _WORTH_SAYING:
+            self._print(f"{'':7}  about {duration(left)} to go")
 
     def progress(self, event: Progress) -> None:
         changed, used = mean_of(event, "changed"), mean_of(event, "used")
@@ -101,7 +125,7 @@ class Live(Lines):
         self._room = self._console.width - 2 * len(f"{start.steps:,}") - len("/ 00:00  ") - _SHORTEST_BAR
         self._bar.start()
 
-    def step(self, step: int, loss: float) -> None:
+    def step(self, step: int, loss: float) -> None:  # the bar has the time left
         now = time.monotonic()
         if now - self._shown < 0.1:
             return

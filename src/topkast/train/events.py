@@ -105,7 +105,9 @@ def _mean(values: Tensor) -> float:
 
 def end(trainer: Trainer, *, seconds_per_step: float, bytes_held: Bytes | None, stopped: str | None) -> End:
     """The last event. `stopped` says why it ended before its last step."""
-    return End(trainer.step, seconds_per_step, bytes_held, peak_memory(), stopped)
+    weights = {} if trainer.sparse is None else trainer.sparse.weights
+    engines = {name: weight.describe_engine() for name, weight in weights.items() if weight.engine == "auto"}
+    return End(trainer.step, seconds_per_step, bytes_held, peak_memory(), stopped, engines)
 
 
 def held(trainer: Trainer) -> Bytes:

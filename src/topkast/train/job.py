@@ -71,7 +71,23 @@ def start(config: Config, out: Path, display: Display, ranks: Ranks | None = Non
         take_weights(trainer, Path(config.run.weights_from))
     files = {CONFIG: config.to_toml(), trained.NAME: trained.describe(task), **task.files()}
     with _opened(lambda: RunFolder.create(out, files), ranks) as folder:
-        return _run(Session(trainer, _name(trainer), display, folder), display, out)
+        session = Session(trainer, _name(trainer), display, folder)
+        display.introduce(_introduction(session))
+        return _run(session, display, out)
+
+
+def _introduction(session: Session) -> list[str]:
+    """What is about to be trained, a line each: data, network, how it is sparse."""
+    trainer = session.trainer
+    counted, network = events.num_parameters(trainer), trainer.task.network()
+    sizes = ", ".join(f"{name} {value}" for name, value in network.arguments.items())
+    flops = events.count_flops(trainer)
+    return [
+        f"data: {trainer.task.title}",
+        f"network: {network.name} ({sizes})",
+        f"{session.name}: {counted['used']:,.0f} of {counted['dense']:,.0f} parameters in use "
+        f"({counted['used'] / counted['dense']:.1%}), {flops.total / flops.dense_total:.1%} of the FLOPs",
+    ]
 
 
 def resume(

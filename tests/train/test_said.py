@@ -1,0 +1,65 @@
+"""What a run says of itself: before its first step, on its way, and at its end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from topkast.cli.main import main
+from topkast.report import write_report
+from topkast.store.record import read_run
+from topkast.store.run import Start
+from topkast.train import display
+from topkast.train.display import Lines
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = ["--width=32", "--depth=1", "--heads=2", "--window=16", "--limit=9000", "--batch=2", "--threads=1"]
+
+
+def test_a_run_introduces_itself_and_says_what_comes_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", "--steps", "4", *SMALL, "--reference", "none", "--out", run]) == 0
+    out = capsys.readouterr().out
+    before, _, after = out.partition("loss")
+    assert "data: bytes of the standard library's sources: 9,000 for training" in before
+    assert "network: decoder (num_symbols 256, width 32, depth 1" in before
+    assert "4,115 of 29,920 parameters in use (13.8%)" in before
+    assert f"topkast generate {run} " in after
+    assert f"topkast export {run} --format compressed" in after
+    assert main(["train", "images", "--steps", "2", "--reference", "none", "--out", run + "2"]) == 0
+    assert f"topkast eval {run}2" in capsys.readouterr().out
+    assert main(["train", "--steps", "2", *SMALL, "--quiet", "--no-report", "--out", run + "3"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "network" not in said.err
+
+
+def test_the_report_has_the_engine_that_was_chosen(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", "--steps", "6", *SMALL, "--reference=none", "--out", run, "--quiet"]) == 0
+    read = read_run(run)
+    assert read.end is not None
+    assert read.layers["head"].engine == "auto"
+    assert read.end.engines["head"].startswith("auto: ")
+    assert read.end.engines["head"] in write_report(read).read_text()
+    assert main(["train", "--steps=2", *SMALL, "--reference=none", f"--out={run}2", "--engine=masked"]) == 0
+    assert '"engines"' not in (tmp_path / "run2" / "metrics.jsonl").read_text()
+
+
+def test_the_time_to_go_is_said_once_if_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
+    for seconds, expected in {1.0: 1, 0.001: 0}.items():
+        out = io.StringIO()
+        lines = Lines(out)
+        lines.begin("a", Start("a", "text", "bits per byte", False, 200), 100)
+        for step in range(101, 201):
+            now[0] += seconds
+            lines.step(step, 1.0)
+        said = [line for line in out.getvalue().splitlines() if "to go" in line]
+        assert len(said) == expected
+        assert all("about 85\N{NO-BREAK SPACE}s to go" in line for line in said)
