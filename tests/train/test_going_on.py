@@ -20,7 +20,8 @@ from topkast.train import job, trained
 from topkast.train.config import Config, read_config, read_run_config
 from topkast.train.display import Quiet
 from topkast.train.extension import check_extensions, first_length, length_at
-from topkast.train.resolve import make_method, make_schedule
+from topkast.train.references import reference
+from topkast.train.resolve import make_method, make_schedule, make_task
 from topkast.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -306,6 +307,14 @@ def test_weights_that_do_not_fit_are_refused(
 
 
 # ---- until it stops to improve -----------------------------------------------------------------------------
+
+
+def test_references_take_all_steps_however_patient_the_run_is(text_file: Path) -> None:
+    config = small(text_file, train={"patience": 1, "lr": 0.01})
+    task = make_task(config)
+    for name in ("static", "dense", "small"):
+        other, _ = reference(config, task, name, 1000)
+        assert (other.train.patience, other.train.steps) == (None, 20)
 
 
 def test_a_run_stops_when_its_quality_no_longer_improves(text_file: Path, tmp_path: Path) -> None:

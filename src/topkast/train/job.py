@@ -17,9 +17,9 @@ from topkast.data.batches import Share
 from topkast.methods.base import Method
 from topkast.methods.named import METHODS, title_of
 from topkast.store import checkpoint
-from topkast.train import events, references, trained
+from topkast.train import events, references, trackers, trained
 from topkast.train.config import Config, read_run_config
-from topkast.train.display import Display, summary_writer
+from topkast.train.display import Display
 from topkast.train.extension import extended
 from topkast.train.folder import RunFolder, differences, environment
 from topkast.train.resolve import make_method, make_task, resolve
@@ -60,8 +60,8 @@ def start(config: Config, out: Path, display: Display, ranks: Ranks | None = Non
         OSError: The folder, or data, cannot be used.
         Stopped: Training failed; the message says from where it can go on.
     """
-    if config.run.tensorboard:
-        summary_writer()  # what is missing is said before anything is written
+    for name in trackers.names(config):
+        trackers.TRACKERS[name].check()  # what is missing is said before anything is written
     task = make_task(config)
     config = resolve(config, task)
     if ranks is not None:

@@ -46,13 +46,17 @@ def reference(config: Config, task: Task, name: str, parameters: int) -> tuple[C
     method = "dense" if name == SMALL else name
     takes = METHODS[method].takes
     options = {option: getattr(config.method, option) if option in takes else None for option in OPTIONS}
-    told = dataclasses.replace(config, method=dataclasses.replace(config.method, method=method, **options))
+    told = dataclasses.replace(
+        config,
+        method=dataclasses.replace(config.method, method=method, **options),
+        train=dataclasses.replace(config.train, patience=None),  # all of them take all steps
+    )
     if name != SMALL:
         return told, task
     narrow_task, share = narrowed(task, parameters)
     assert config.train.lr is not None
     rate = float(f"{config.train.lr / math.sqrt(share):.4g}")
-    return dataclasses.replace(told, train=dataclasses.replace(config.train, lr=rate)), narrow_task
+    return dataclasses.replace(told, train=dataclasses.replace(told.train, lr=rate)), narrow_task
 
 
 def narrowed(task: Task, parameters: int) -> tuple[Task, float]:

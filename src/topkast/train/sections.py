@@ -237,8 +237,12 @@ class RunOptions:
     evaluate_every: int | None = option(int, None, "steps between evaluations (50)", least=1, metavar="N")
     checkpoint_every: int | None = option(int, None, "steps between checkpoints (100)", least=1, metavar="N")
     keep: int = option(int, 2, "checkpoints that are kept, besides the best", least=1, metavar="N")
+    track: tuple[str, ...] | None = option(
+        str, None, "show the record in: tensorboard, wandb", many=True, choices=("tensorboard", "wandb"),
+        metavar="LIST",
+    )  # fmt: skip
     weights_from: str | None = option(str, None, "run whose weights it starts from", metavar="RUN")
-    tensorboard: bool = option(bool, False, "write RUN/tensorboard as well")
+    tensorboard: bool = option(bool, False, "the same as --track tensorboard")
 
 
 SECTIONS: dict[str, type] = {

@@ -17,10 +17,11 @@ from topkast.store.record import METRICS, as_json, training_length
 from topkast.store.run import Bytes, End, Event, Extension, Progress, Reference
 from topkast.text import short
 from topkast.train import events
-from topkast.train.display import Display, TensorBoard
+from topkast.train.display import Display
 from topkast.train.events import Spending
 from topkast.train.extension import describe, num_extensions
 from topkast.train.folder import RunFolder
+from topkast.train.trackers import Trackers
 from topkast.train.trainer import NotFinite, Trainer
 from topkast.train.workers import Interrupt
 
@@ -120,7 +121,7 @@ class Session:
         self._spending = Spending(trainer, flops)
         self.curve: list[Progress] = []
         self._start = events.start(trainer, name)
-        self._board: TensorBoard | None = None
+        self._trackers: Trackers | None = None
 
     # ---- checkpoints ----------------------------------------------------------------------------------
 
@@ -200,9 +201,9 @@ class Session:
         """
         steps = self.trainer.config.train.steps
         assert steps is not None
-        if self.folder is not None and self.trainer.config.run.tensorboard:
-            name = self.trainer.task.quality_name
-            self._board = TensorBoard(self.folder.path, self.trainer.step, name)
+        if self.folder is not None:
+            name, config = self.trainer.task.quality_name, self.trainer.config
+            self._trackers = Trackers(config, self.folder.path, self.trainer.step, name)
         if self.trainer.step == 0:
             self.record(self._start)
         if self.trainer.step < steps:
@@ -221,15 +222,16 @@ class Session:
                 if is_late or (is_idle and self.trainer.step < steps):
                     patience = self.trainer.config.train.patience
                     idle = f"its quality was no better for {patience} evaluations"
-                    self.standing.waited = 0  # resumed, it has as many again
+                    if not is_late:
+                        self.standing.waited = 0  # resumed, it has as many again
                     self._stop("its time was over" if is_late else idle, is_hurried=False)
                     return False
                 if self.trainer.step % (self.trainer.config.run.checkpoint_every or steps) == 0:
                     self.save()
         finally:
             self.display.finish()
-            if self._board is not None:
-                self._board.close()
+            if self._trackers is not None:
+                self._trackers.close()
         return True
 
     def _is_idle(self) -> bool:
@@ -313,8 +315,8 @@ class Session:
         """Writes an event down, where there is a folder."""
         if self.folder is not None:
             self.folder.metrics.append(as_json(event))
-        if self._board is not None:
-            self._board.write(event)
+        if self._trackers is not None:
+            self._trackers.write(event)
 
     def _way_out(self) -> str:
         if self.folder is None:
