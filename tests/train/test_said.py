@@ -9,10 +9,12 @@ import pytest
 
 from topkast.cli.main import main
 from topkast.report import write_report
+from topkast.report.charts import _fine
 from topkast.store.record import read_run
-from topkast.store.run import Start
+from topkast.store.run import Progress, Start
 from topkast.train import display
 from topkast.train.display import Lines
+from topkast.train.events import regular_losses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ["--width=32", "--depth=1", "--heads=2", "--window=16", "--limit=9000", "--batch=2", "--threads=1"]
@@ -63,3 +65,34 @@ def test_the_time_to_go_is_said_once_if_it_is_worth_it(monkeypatch: pytest.Monke
         said = [line for line in out.getvalue().splitlines() if "to go" in line]
         assert len(said) == expected
         assert all("about 85\N{NO-BREAK SPACE}s to go" in line for line in said)
+
+
+def test_the_loss_is_recorded_every_ten_steps(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    flags = ["--reference=none", "--engine=masked", "--out", run, "--quiet", "--evaluate-every"]
+    assert main(["train", "--steps", "50", *SMALL, *flags, "25"]) == 0
+    read = read_run(run)
+    assert [step for point in read.points for step, _ in point.losses] == [10, 20, 30, 40, 50]
+    assert read.points[0].losses[0][1] > read.points[-1].losses[-1][1]
+    assert write_report(read).is_file()
+    often = ["--steps=20", *SMALL, "--reference=none", f"--out={run}2", "--quiet", "--evaluate-every=10"]
+    assert main(["train", *often]) == 0
+    assert '"losses"' not in (tmp_path / "run2" / "metrics.jsonl").read_text()
+
+
+def test_regular_losses_are_means_of_what_there_is() -> None:
+    losses = [float(step) for step in range(26, 51)]
+    assert regular_losses(losses, 50) == ((30, 28.0), (40, 35.5), (50, 45.5))
+    assert regular_losses(losses[:10], 35) == ()
+
+
+def test_the_loss_figure_passes_time_evenly_between_evaluations() -> None:
+    points = [
+        Progress(20, 2.0, 1.0, 0.0, 200.0, losses=((10, 3.0), (20, 2.0))),
+        Progress(30, 4.0, 1.5, 0.0, 300.0),
+    ]
+    assert [(p.step, p.seconds, p.flops, p.loss) for p in _fine(points)] == [
+        (10, 1.0, 100.0, 3.0),
+        (20, 2.0, 200.0, 2.0),
+        (30, 4.0, 300.0, 1.5),
+    ]

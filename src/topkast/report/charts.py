@@ -83,8 +83,26 @@ def _distinct(name: str, taken: str) -> str:
 
 @styled
 def loss_figure(curves: Curves, axis: Axis) -> Any:
-    """Training loss."""
-    return _figure(curves, axis, "loss", "training loss")
+    """Training loss, at every tenth step where that was recorded."""
+    return _figure({name: _fine(points) for name, points in curves.items()}, axis, "loss", "training loss")
+
+
+def _fine(points: Sequence[Progress]) -> list[Progress]:
+    """The losses between evaluations as moments of their own; time and FLOPs pass evenly between two."""
+    found: list[Progress] = []
+    before = Progress(0, 0.0, math.nan, math.nan, 0.0)
+    for point in points:
+        for step, loss in point.losses:
+            share = (step - before.step) / max(1, point.step - before.step)
+            seconds, flops = (
+                start + share * (end - start)
+                for start, end in ((before.seconds, point.seconds), (before.flops, point.flops))
+            )
+            found.append(Progress(step, seconds, loss, math.nan, flops))
+        if not point.losses:
+            found.append(point)
+        before = point
+    return found
 
 
 @styled

@@ -43,6 +43,7 @@ def as_json(event: Event) -> dict[str, Any]:
             "flops": event.flops,
             "lr": event.lr,
             "layers": {name: _point(layer) for name, layer in event.layers.items()},
+            **({"losses": [list(pair) for pair in event.losses]} if event.losses else {}),
         }
     if isinstance(event, Extension):
         return {"event": "extension", **vars(event)}
@@ -211,6 +212,7 @@ def _progress(fields: Fields) -> Progress:
         flops=fields.number_or_nan("flops"),
         layers={name: _layer_point(inner) for name, inner in fields.items("layers").items()},
         lr=fields.number_or_nan("lr"),
+        losses=tuple((int(row[0]), row[1]) for row in fields.rows("losses", 2) if math.isfinite(row[0])),
     )
 
 

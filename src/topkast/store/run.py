@@ -73,6 +73,8 @@ class Progress:
         flops: Spent so far.
         layers: Sparse weight → how it was.
         lr: The learning rate.
+        losses: (step, mean loss of the ten steps up to it) since the moment before, where moments are
+            further apart than that.
     """
 
     step: int
@@ -82,6 +84,7 @@ class Progress:
     flops: float
     layers: dict[str, LayerPoint] = field(default_factory=dict)
     lr: float = math.nan
+    losses: tuple[tuple[int, float], ...] = ()
 
 
 def is_dense(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -68,17 +69,39 @@ def _layers(trainer: Trainer, flops: Flops) -> dict[str, Layer]:
     return table
 
 
-def progress(trainer: Trainer, *, loss: float, quality: float, seconds: float, flops: float) -> Progress:
-    """An event in the middle: how far it is and how the sets moved."""
+# Steps over which a loss is averaged, at their multiples.
+LOSS_EVERY = 10
+
+
+def regular_losses(losses: Sequence[float], step: int) -> tuple[tuple[int, float], ...]:
+    """(step, mean of the losses of the ten steps up to it) at every tenth step; nothing if there is only one.
+
+    Args:
+        losses: Of the last steps, in order.
+        step: The number of the last of them.
+    """
+    first = step - len(losses) + 1
+    ends = [end for end in range(first, step + 1) if end % LOSS_EVERY == 0]
+    if len(losses) <= LOSS_EVERY:
+        return ()
+    parts = {end: losses[max(0, end - LOSS_EVERY + 1 - first) : end - first + 1] for end in ends}
+    return tuple((end, sum(part) / len(part)) for end, part in parts.items())
+
+
+def progress(
+    trainer: Trainer, *, losses: Sequence[float], quality: float, seconds: float, flops: float
+) -> Progress:
+    """An event in the middle: how far it is and how the sets moved. `losses` are those since the last one."""
     weights = {} if trainer.sparse is None else trainer.sparse.weights
     return Progress(
         step=trainer.step,
         seconds=seconds,
-        loss=loss,
+        loss=sum(losses) / len(losses),
         quality=quality,
         flops=flops,
         layers={name: _moved(weight, trainer.method) for name, weight in weights.items()},
         lr=float(trainer.optimizer.param_groups[0]["lr"]),
+        losses=regular_losses(losses, trainer.step),
     )
 
 

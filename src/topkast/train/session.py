@@ -279,10 +279,13 @@ class Session:
         standing.best, standing.waited = (
             (standing.quality, 0) if is_better else (standing.best, standing.waited + 1)
         )
-        loss = sum(standing.losses) / len(standing.losses)
-        standing.losses = []
+        losses, standing.losses = standing.losses, []
         event = events.progress(
-            self.trainer, loss=loss, quality=standing.quality, seconds=standing.seconds, flops=standing.flops
+            self.trainer,
+            losses=losses,
+            quality=standing.quality,
+            seconds=standing.seconds,
+            flops=standing.flops,
         )
         self.curve.append(event)
         self.record(event)

@@ -135,6 +135,9 @@ class Trackers:
         """One event of the record."""
         if not isinstance(event, Progress):
             return
+        for step, loss in event.losses:
+            for tracker in self._all:
+                tracker.write({"train/loss_of_10_steps": loss}, step)
         scalars = {tag: value for tag, value in self._scalars(event).items() if value is not None}
         for tracker in self._all:
             tracker.write(scalars, event.step)
