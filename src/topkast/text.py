@@ -29,7 +29,8 @@ def scaled(
         amount /= 1000
         power += 1
     unit = units[power]
-    return f"{amount:.{digits}g}{gap if unit else ''}{unit}"
+    text = f"{amount:.{digits}g}" if abs(amount) < 10**digits else f"{amount:,.0f}"
+    return f"{text}{gap if unit else ''}{unit}"
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -102,23 +103,42 @@ def bare(quality_name: str) -> str:
     return quality_name.removesuffix(", %")
 
 
+def measured(value: float, quality_name: str, deviation: float = math.nan) -> str:
+    """A quality with the digits that suit it: accuracy 15.0, bits 2.717, perplexity 158.
+
+    With a deviation there are as many more as show its first digit: "86.91 ± 0.04".
+    """
+    if not math.isfinite(value):
+        return number(value)
+    places = _places(abs(value), quality_name)
+    if not math.isfinite(deviation):
+        return f"{value:,.{places}f}"
+    if deviation >= _ROUNDING:
+        places = max(places, -math.floor(math.log10(deviation)))
+    return f"{value:,.{places}f} ± {deviation:,.{places}f}"
+
+
+_ROUNDING = 1e-6  # a deviation below this is none
+
+
+def _places(value: float, quality_name: str) -> int:
+    """Behind the point: a tenth of a per cent, a thousandth of a bit, three digits of a perplexity."""
+    if quality_name.endswith(", %"):
+        return 1
+    if quality_name.startswith("bits"):
+        return 3
+    return next((places for least, places in ((100, 0), (10, 1), (1, 2)) if value >= least), 3)
+
+
 def quality(value: float, quality_name: str) -> str:
     """With its unit, if that is per cent: "97.8 %"."""
     unit = f"{_GAP}%" if quality_name.endswith(", %") and math.isfinite(value) else ""
-    return f"{number(value)}{unit}"
-
-
-def figure(value: float, quality_name: str) -> str:
-    """In a table, with as many digits as suit it: "97.8" of per cent, "1.234" of bits and the like."""
-    if not math.isfinite(value):
-        return number(value)
-    return f"{value:.1f}" if quality_name.endswith(", %") or abs(value) >= 1000 else f"{value:.3f}"
+    return f"{measured(value, quality_name)}{unit}"
 
 
 def stated(value: float, quality_name: str) -> str:
     """In a sentence: "accuracy: 97.8 %", "bits per byte: 1.234"."""
-    unit = f"{_GAP}%" if quality_name.endswith(", %") and math.isfinite(value) else ""
-    return f"{bare(quality_name)}: {figure(value, quality_name)}{unit}"
+    return f"{bare(quality_name)}: {quality(value, quality_name)}"
 
 
 def count(value: float | None) -> str:
@@ -129,6 +149,8 @@ def percent(share: float) -> str:
     """Such as 9.3 %; a dash where it is not known."""
     if not math.isfinite(share):
         return MISSING
+    if 0 < abs(share) < 1e-5:
+        return f"below 0.001{_GAP}%"
     return f"{100 * share:.3g}{_GAP}%" if abs(share) < 10 else f"{100 * share:,.0f}{_GAP}%"
 
 
@@ -148,25 +170,30 @@ def size(amount: float | None) -> str:
 
 def flops(amount: float) -> str:
     """Such as 1.2 GFLOP."""
-    return _scaled(amount, FLOPS[:7])
+    return _scaled(amount, FLOPS)
 
 
 def duration(seconds: float) -> str:
-    """Such as 64 ms, 3.2 s, 5.1 min; never with an exponent."""
+    """Such as 64 ms, 3.2 s, 5.1 min, 3 days: never a power of ten."""
     if not math.isfinite(seconds):
         return MISSING
-    if 0 < seconds < 1e-6:
-        return f"under 1{_GAP}µs"
-    if 0 < seconds < 1e-3:
-        return f"{1e6 * seconds:.3g}{_GAP}µs"
-    if seconds >= 999.5 * 3600:
-        return f"{seconds / 3600:,.0f}{_GAP}h"
-    if seconds < 1:
-        return f"{1000 * seconds:.3g}{_GAP}ms"
-    for amount, unit in ((3600, "h"), (60, "min")):
+    if seconds == 0:
+        return f"0{_GAP}s"
+    for amount, unit in _LONG:
         if seconds >= 2 * amount:
-            return f"{seconds / amount:.3g}{_GAP}{unit}"
-    return f"{seconds:.3g}{_GAP}s"
+            return f"{_three(seconds / amount)}{_GAP}{unit}"
+    for amount, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= 0.9995 * amount:  # what would be shown as 1000 of the next has this unit
+            return f"{_three(seconds / amount)}{_GAP}{unit}"
+    return f"below 1{_GAP}µs"
+
+
+_LONG = ((365 * 86400, "years"), (86400, "days"), (3600, "h"), (60, "min"))
+
+
+def _three(amount: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{amount:.3g}" if amount < 999.5 else f"{amount:,.0f}"
 
 
 def listed(words: list[str]) -> str:

@@ -26,7 +26,7 @@ def test_several_runs_go_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"{out}\n"
     page = words(out)
     assert "2 runs of the task “text”" in page
-    assert "The best is dense, with 2.43 held-out bits per byte (lower is better)." in page
+    assert "The best is dense, with 2.430 held-out bits per byte (lower is better)." in page
     assert "parameters in use (of dense)" in page
     assert "80,000 (15.1 %)" in page
     names = ("quality_by_step", "quality_by_flops", "quality_by_time", "final_quality")
@@ -101,5 +101,5 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line(tmp_path: Path) -> No
     assert together.points[-1].quality == pytest.approx(together.mean)
     assert alone.points is runs[2].points
     page = words(write_comparison(runs, tmp_path / "page.html"))
-    assert "± 0.28 (2 seeds)" in page
+    assert "± 0.283 (2 seeds)" in page
     assert "Top-KAST 95/<wbr>90 (seed2)" in page

@@ -16,7 +16,7 @@ from topkast.report import write_report
 from topkast.report.summary import quality_at, shortest
 from topkast.store.record import read_run
 from topkast.store.run import Run
-from topkast.text import duration, figure, narrow
+from topkast.text import duration, measured, narrow
 from topkast.train import job, workers
 from topkast.train.display import Display, make_display
 from topkast.train.dry_run import dry_run
@@ -103,7 +103,7 @@ def _summary(run: Run) -> str:
         cells.append(
             (
                 label,
-                "not finite" if math.isnan(quality) else figure(quality, name),
+                "not finite" if math.isnan(quality) else measured(quality, name),
                 "not yet" if math.isnan(then := quality_at(points, time)) else figure(then, name),
                 f"{parameters:,.0f}",
                 f"{1000 * seconds:.1f}",

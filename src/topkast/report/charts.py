@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from topkast.report.drawings import (
     styled,
 )
 from topkast.store.run import Bytes, Progress, Run
+from topkast.text import measured
 
 _WIDE = 20
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -286,9 +287,8 @@ def time_figure(run: Run) -> Any:
     """Milliseconds per step, of the run and of its references."""
     times = {run.name: run.seconds_per_step}
     times.update({r.name: r.seconds_per_step for r in run.references.values()})
-    return _bars(
-        {name: 1000 * seconds for name, seconds in times.items()}, "time per step, ms", {run.name: BLUE}
-    )
+    bars = {name: 1000 * seconds for name, seconds in times.items()}
+    return _bars(bars, "time per step, ms", {run.name: BLUE}, lambda value: f"{value:.3g}")
 
 
 @styled
@@ -305,13 +305,14 @@ def final_figure(
     colors = {name: color for name, (color, _) in looks(qualities).items()}
     values = {name: qualities[name] for name in best_first}
     what = f"held-out {label(quality_name)} at the end\n({better} is better)"
-    return _bars(values, what, colors, seeds or {})
+    return _bars(values, what, colors, lambda value: measured(value, quality_name), seeds)
 
 
 def _bars(
     values: Mapping[str, float],
     what: str,
     colors: Mapping[str, str],
+    shown: Callable[[float], str],
     dots: Mapping[str, Sequence[float]] | None = None,
 ) -> Any:
     values = {name: value for name, value in values.items() if math.isfinite(value)}
@@ -323,7 +324,7 @@ def _bars(
         axes.barh(row, value, _BAR, color=colors.get(name, "#9A9A9A"))
         seeds = (dots or {}).get(name, ())
         axes.plot(seeds, [row] * len(seeds), "o", ms=3, mfc="white", mec="black", mew=0.7, ls="")
-        _value(axes, max([value, *seeds]), row, f"{value:.4g}")
+        _value(axes, max([value, *seeds]), row, shown(value))
     _dress_bars(axes, list(values), what)
     return figure
 

@@ -22,7 +22,7 @@ from topkast.text import (
     count,
     duration,
     flops,
-    number,
+    measured,
     of_whole,
     percent,
     quality,
@@ -110,7 +110,7 @@ def _contenders(runs: Sequence[Run]) -> dict[str, Contender]:
     for run in runs:
         for reference in run.references.values():
             if reference.name not in found:
-                row = _reference_row(reference)
+                row = _reference_row(reference, run.quality_name)
                 found[reference.name] = Contender(reference.quality, [], reference.points, row)
     return found
 
@@ -119,9 +119,9 @@ def _row(together: Group) -> tuple[str, ...]:
     run = together.first
     used, spent = run.parameters.get("used", math.nan), run.flops_per_step.get("sparse", math.nan)
     held = run.bytes
-    reached = number(together.mean)
+    reached = measured(together.mean, run.quality_name, together.deviation)
     if len(together.runs) > 1:
-        reached += f" ± {together.deviation:.2g} ({len(together.runs)} seeds)"
+        reached += f" ({len(together.runs)} seeds)"
     ends = [r.end for r in together.runs.values()]
     peaks = [end.peak_rss for end in ends if end is not None and end.peak_rss is not None]
     return (
@@ -139,9 +139,9 @@ def _with_share(text: str, share: float) -> str:
     return f"{text} ({percent(share)})" if math.isfinite(share) and share != 1 else text
 
 
-def _reference_row(reference: Reference) -> tuple[str, ...]:
+def _reference_row(reference: Reference, quality_name: str) -> tuple[str, ...]:
     return (
-        number(reference.quality),
+        measured(reference.quality, quality_name),
         f"{reference.points[-1].step:,}" if reference.points else MISSING,
         count(reference.parameters),
         MISSING,

@@ -15,7 +15,7 @@ from topkast.text import (
     duration,
     flops,
     listed,
-    number,
+    measured,
     of_whole,
     percent,
     quality,
@@ -105,15 +105,15 @@ def tiles(run: Run) -> list[Tile]:
 
 
 def _quality(run: Run) -> Tile:
-    notes = [f"{r.name}: {number(r.quality)}" for r in run.references.values()]
+    notes = [f"{r.name}: {measured(r.quality, run.quality_name)}" for r in run.references.values()]
     finite = [p for p in run.points if math.isfinite(p.quality)]
     if finite:
         choose = max if run.higher_is_better else min
         best = choose(finite, key=lambda p: p.quality)
         if best.quality != run.last.quality:
-            notes.append(f"best: {number(best.quality)} at step {best.step:,}")
+            notes.append(f"best: {measured(best.quality, run.quality_name)} at step {best.step:,}")
     notes.append("higher is better" if run.higher_is_better else "lower is better")
-    return Tile(f"held-out {run.quality_name}", number(run.last.quality), notes)
+    return Tile(f"held-out {run.quality_name}", measured(run.last.quality, run.quality_name), notes)
 
 
 def _parameters(run: Run) -> Tile | None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from topkast.report.groups import Group
+from topkast.text import measured
 
 HOLDS, FAILS, NOISE, OPEN = "holds", "does not hold", "within noise", "not run"
 HOLDS_ONCE, FAILS_ONCE = f"{HOLDS} for one seed", f"{FAILS} for one seed"
@@ -141,7 +142,8 @@ class Learned:
         if found.unit != self.unit or found.sign * found.mean >= found.sign * self.bar:
             return ""
         side = "least" if found.sign > 0 else "most"
-        return f"{self.row} has {found.mean:,.4g} {self.unit} and should have at {side} {self.bar:,g}"
+        has = measured(found.mean, found.first.quality_name)
+        return f"{self.row} has {has} {self.unit} and should have at {side} {self.bar:,g}"
 
 
 def judge(claim: Claim, groups: Groups, learned: Learned | None = None) -> Verdict:

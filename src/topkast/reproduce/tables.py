@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from topkast.report.groups import Group
 from topkast.reproduce.experiment import Experiment, Findings
 from topkast.reproduce.scales import Recipe, Scale
-from topkast.text import MISSING, count, duration, flops, narrow, percent, size
+from topkast.text import MISSING, count, duration, flops, measured, narrow, percent, size
 from topkast.train.dry_run import planned
 
 _TIME = "time"
@@ -53,7 +53,8 @@ def _ours(found: Group | None, seeds: int) -> tuple[str, ...]:
 
 def _quality(found: Group, seeds: int) -> str:
     n = len(found.qualities)
-    text = f"{found.mean:.2f}" if found.unit == "points" or found.mean >= 10 else f"{found.mean:.3f}"
+    # Accuracies of one table may differ by less than a tenth of a point.
+    text = f"{found.mean:.2f}" if found.unit == "points" else measured(found.mean, found.unit)
     if n > 1:
         text += f" ± {found.deviation:.2g}"
     return text if n == seeds else f"{text} ({n} of {seeds} seeds)"

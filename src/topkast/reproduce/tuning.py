@@ -22,6 +22,7 @@ from topkast.reproduce.contest import check, contender, run_config
 from topkast.reproduce.experiment import Row
 from topkast.reproduce.farm import Harvest, Measured, place, run_all
 from topkast.store.files import replace
+from topkast.text import measured
 from topkast.train.config import Config
 
 RESULT = "tune.json"
@@ -158,8 +159,10 @@ def table(search: Search, tuned: Sequence[Tuned]) -> list[tuple[str, ...]]:
     for one in tuned:
         best = one.best(search.seeds[0])
         qualities = [q for q in one.found[best].values() if math.isfinite(q)]
-        spread = f" ± {statistics.stdev(qualities):.2g}" if len(qualities) > 1 else ""
-        mean = f"{statistics.fmean(qualities):.4g}{spread}" if qualities else "none finished"
+        spread = statistics.stdev(qualities) if len(qualities) > 1 else math.nan
+        mean = "none finished"
+        if qualities:
+            mean = measured(statistics.fmean(qualities), one.quality_name, spread)
         low, high = (_rate(search, power) for power in (min(one.found), max(one.found)))
         note = "" if one.is_inside(search.seeds[0]) else "at an end: try a larger --most"
         rows.append((one.row.label, f"{_rate(search, best):g}", mean, f"{low:g} to {high:g}", note))

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from topkast.kernels.machine import peak_memory
 from topkast.store.run import Progress, Start
-from topkast.text import COUNTS, duration, figure, scaled
+from topkast.text import COUNTS, duration, measured, scaled
 
 _SHORTEST_BAR = 6
 # Steps before those that are timed, how many of these, and how many seconds are worth a line.
@@ -84,7 +84,7 @@ class Lines(Display):
         ms = 1000 * (event.seconds - seconds) / max(1, event.step - step)
         self._last = (event.step, event.seconds)
         sets = f"{_percent(changed):>9}  {_percent(used):>7}"
-        quality = figure(event.quality, self._quality)
+        quality = measured(event.quality, self._quality)
         self._print(f"{event.step:>7}  {event.loss:>8.4f}  {quality:>13}  {sets}  {ms:>8.1f}")
 
     def note(self, text: str) -> None:
