@@ -13,7 +13,7 @@ import pytest
 from topkast.cli.compare import take_task
 from topkast.cli.flags import in_flags
 from topkast.cli.main import main
-from topkast.text import duration, figure, narrow, stated
+from topkast.text import duration, measured, narrow, stated
 
 
 @pytest.fixture(autouse=True)
@@ -120,8 +120,8 @@ def test_the_summary_of_a_run_fits_eighty_columns(capsys: pytest.CaptureFixture[
 
 
 def test_digits_suit_the_quantity() -> None:
-    assert (figure(15.0, "accuracy, %"), figure(1.23456, "bits per byte")) == ("15.0", "1.235")
+    assert (measured(15.0, "accuracy, %"), measured(1.23456, "bits per byte")) == ("15.0", "1.235")
     assert stated(15.0, "accuracy, %") == "accuracy: 15.0\N{NO-BREAK SPACE}%"
-    times = {2e-9: "under 1 µs", 6.3e-7: "under 1 µs", 2.5e-5: "25 µs", 0.064: "64 ms", 4e9: "1,111,111 h"}
+    times = {2e-9: "below 1 µs", 6.3e-7: "below 1 µs", 2.5e-5: "25 µs", 0.064: "64 ms", 4e9: "127 years"}
     for seconds, text in times.items():
         assert duration(seconds).replace("\N{NO-BREAK SPACE}", " ") == text

@@ -14,7 +14,7 @@ from topkast.report import read_run, write_report
 from topkast.report.charts import memory_figure
 from topkast.report.drawings import DENSE, LINES, label, looks, svg_element
 from topkast.report.page import every_drawing, notes, of_one
-from topkast.report.summary import is_finished, sentence, state, tiles
+from topkast.report.summary import is_finished, layer_rows, sentence, settings, state, tiles
 from topkast.store.run import is_dense
 
 OF_ONE = {
@@ -85,8 +85,55 @@ def test_the_page_says_the_main_numbers(tmp_path: Path) -> None:
     assert "Figure 3b" in words
     assert "topkast train --config" in words
     assert "--resume" not in words
-    assert "refresh_every = 10" in words
     assert "Made-up CPU @ 2.80GHz" in words
+
+
+def test_the_page_has_every_setting_of_the_configuration(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "run", made.ordinary())
+    run = read_run(tmp_path / "run")
+    assert settings(run) == [
+        ("task", "name", "text"),
+        ("task", "window", "128"),
+        ("method", "name", "topkast"),
+        ("method", "forward_sparsity", "0.9"),
+        ("method", "backward_sparsity", "0.8"),
+        ("method", "refresh_every", "10"),
+    ]
+    assert "Settings" in page.words
+    assert "method" + "refresh_every" + "10" in page.words
+
+
+def test_settings_are_shown_as_words(tmp_path: Path) -> None:
+    folder = made.write(tmp_path / "run", made.ordinary())
+    config = 'format = 1\n[train]\neps = 1e-08\nhidden = [256, 128]\nskip = []\nletter = false\n[train.more]\na = "b"'
+    (folder / "config.toml").write_text(config)
+    assert settings(read_run(folder)) == [
+        ("", "format", "1"),
+        ("train", "eps", "1e-08"),
+        ("train", "hidden", "256, 128"),
+        ("train", "skip", "none"),
+        ("train", "letter", "no"),
+        ("train.more", "a", "b"),
+    ]
+    (folder / "config.toml").write_text("not = [toml")
+    assert settings(read_run(folder)) == []
+    assert "not = [toml" in Page(write_report(read_run(folder))).words
+
+
+def test_settings_and_layers_say_what_auto_chose_where_it_was_recorded(tmp_path: Path) -> None:
+    start, point = made.start(layers=["a", "b", "c"]), made.progress(50, ["a", "b", "c"])
+    start["layers"] = {name: {**layer, "engine": "auto"} for name, layer in start["layers"].items()}
+    end = {**made.end(), "engines": {"a": "auto: native", "b": "auto: csr", "c": "auto: native"}}
+    folder = made.write(tmp_path / "run", [start, point, end])
+    (folder / "config.toml").write_text('[method]\nengine = "auto"')
+    run = read_run(folder)
+    engines = ("auto: native", "auto: csr", "auto: native")
+    assert all(engine in row for row, engine in zip(layer_rows(run), engines, strict=True))
+    ((*_, value),) = settings(run)
+    assert value == "auto: native for 2 of 3 layers and csr for 1 of 3 layers"
+    folder = made.write(tmp_path / "before", [start, made.progress(50, ["a", "b", "c"])])
+    (folder / "config.toml").write_text('[method]\nengine = "auto"')
+    assert settings(read_run(folder)) == [("method", "engine", "auto")]
 
 
 def test_per_cent_stands_with_its_number(tmp_path: Path) -> None:

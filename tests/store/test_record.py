@@ -54,6 +54,14 @@ def test_events_are_written_as_they_were_read(tmp_path: Path) -> None:
         assert json.loads(json.dumps(again)) == read_lines(folder / METRICS)
 
 
+def test_the_engine_of_a_layer_is_the_last_that_was_recorded(tmp_path: Path) -> None:
+    events = [made.start(layers=["a", "b"]), made.progress(50, ["a", "b"])]
+    run = read_run(made.write(tmp_path / "running", events))
+    assert [run.engine(name) for name in "ab"] == ["native", "native"]
+    ended = read_run(made.write(tmp_path / "ended", [*events, {**made.end(), "engines": {"a": "auto: csr"}}]))
+    assert [ended.engine(name) for name in "ab"] == ["auto: csr", "native"]
+
+
 def test_a_line_that_is_cut_off_is_no_obstacle_to_a_reader_of_events(tmp_path: Path) -> None:
     folder = made.write(tmp_path / "run", [made.start(), made.progress(50)], tail='{"event"')
     notes: list[str] = []

@@ -104,7 +104,7 @@ def _summary(run: Run) -> str:
             (
                 label,
                 "not finite" if math.isnan(quality) else measured(quality, name),
-                "not yet" if math.isnan(then := quality_at(points, time)) else figure(then, name),
+                "not yet" if math.isnan(then := quality_at(points, time)) else measured(then, name),
                 f"{parameters:,.0f}",
                 f"{1000 * seconds:.1f}",
                 "" if math.isnan(num_bytes) else f"{num_bytes / 1e6:.2f}",

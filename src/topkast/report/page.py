@@ -29,7 +29,16 @@ from topkast.report.charts import (
     time_figure,
 )
 from topkast.report.drawings import Drawing, save
-from topkast.report.summary import LAYER_HEADER, is_finished, layer_rows, sentence, state, tiles
+from topkast.report.summary import (
+    LAYER_HEADER,
+    SETTINGS_HEADER,
+    is_finished,
+    layer_rows,
+    sentence,
+    settings,
+    state,
+    tiles,
+)
 from topkast.store.files import check_target, replace
 from topkast.store.run import Run
 from topkast.text import bare
@@ -79,6 +88,8 @@ def write_report(run: Run, out: Path | None = None) -> Path:
         "layer_header": LAYER_HEADER,
         "layers": layer_rows(run),
         "commands": _commands(run),
+        "settings_header": SETTINGS_HEADER,
+        "settings": settings(run),
         "config": run.config,
         "environment": [(key, _text(value)) for key, value in run.environment.items()],
         "source": run.folder,

@@ -1,11 +1,14 @@
-"""A run in a sentence, in tiles, and in a table of its layers."""
+"""A run in a sentence, in tiles, and in tables of its layers and settings."""
 
 from __future__ import annotations
 
 import math
+import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from topkast.store.run import Progress, Reference, Run
 from topkast.text import (
@@ -193,7 +196,46 @@ def _layer_row(run: Run, name: str) -> tuple[str, ...]:
         count(backward),
         percent(of_whole(backward, layer.numel)),
         *moved,
-        layer.engine if run.end is None else run.end.engines.get(name, layer.engine),
+        run.engine(name),
         size(total),
         percent(share),
     )
+
+
+# ---- settings -----------------------------------------------------------------------------------------
+
+SETTINGS_HEADER = ("section", "setting", "value")
+
+
+def settings(run: Run) -> list[tuple[str, str, str]]:
+    """Every value of the run's configuration; none if that is not there or not TOML."""
+    try:
+        content = tomllib.loads(run.config)
+    except tomllib.TOMLDecodeError:
+        return []
+    rows = _flat("", content)
+    return [(*row[:2], _chosen(run)) if row == ("method", "engine", "auto") else row for row in rows]
+
+
+def _flat(section: str, content: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Values before tables, which have the names of all that they are in."""
+    rows = [(section, name, _value(v)) for name, v in content.items() if not isinstance(v, dict)]
+    for name, inner in content.items():
+        if isinstance(inner, dict):
+            rows += _flat(f"{section}.{name}" if section else name, inner)
+    return rows
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(_value, value)) or "none"
+    return str(value)
+
+
+def _chosen(run: Run) -> str:
+    """What "auto" has chosen, and for how many layers, as far as that was recorded."""
+    counts = Counter(run.engine(name).removeprefix("auto").removeprefix(": ") for name in run.layers)
+    found = [f"{engine} for {n} of {len(run.layers)} layers" for engine, n in counts.items() if engine]
+    return f"auto: {listed(found)}" if found else "auto"

@@ -66,7 +66,7 @@ def as_json(event: Event) -> dict[str, Any]:
 
 
 def _point(layer: LayerPoint) -> dict[str, Any]:
-    """Without what only methods with two clocks have, where there is one."""
+    """Without what only methods with two clocks have, where there is one, and what is not known."""
     values = dict(vars(layer))
     if layer.early is None:
         del values["exchanged"], values["early"]

@@ -258,6 +258,11 @@ class Run(Start):
         ]
         return self.parameters.get("used", math.nan) - sum(gone)
 
+    def engine(self, name: str) -> str:
+        """What computes the products of a sparse weight, as it was last recorded."""
+        own = self.layers[name].engine
+        return own if self.end is None else self.end.engines.get(name, own)
+
     @property
     def has_other_sizes(self) -> bool:
         """Whether |A| or |B| of a layer was ever recorded as another than at the start."""
