@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
 
 from topkast.cli.main import main
 from topkast.report import write_report
@@ -15,6 +16,8 @@ from topkast.store.run import Progress, Start
 from topkast.train import display
 from topkast.train.display import Lines
 from topkast.train.events import regular_losses
+from topkast.train.sampling import sample
+from topkast.train.text_tasks import RecurrentTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ["--width=32", "--depth=1", "--heads=2", "--window=16", "--limit=9000", "--batch=2", "--threads=1"]
@@ -96,3 +99,31 @@ def test_the_loss_figure_passes_time_evenly_between_evaluations() -> None:
         (20, 2.0, 200.0, 2.0),
         (30, 4.0, 300.0, 1.5),
     ]
+
+
+@pytest.mark.parametrize("model", ["decoder", "transformer-xl"])
+def test_a_run_of_text_shows_what_it_writes(tmp_path: Path, model: str) -> None:
+    run = tmp_path / "run"
+    flags = ["--steps=2", "--reference=none", "--model", model, "--out", str(run), "--quiet", "--no-report"]
+    assert main(["train", *SMALL, *flags]) == 0
+    text = (run / "sample.txt").read_text()
+    assert len(text.encode()) >= 240
+    (run / "sample.txt").write_text("x < y")
+    page = write_report(read_run(run)).read_text()
+    assert "What it writes" in page
+    assert "<pre>x &lt; y</pre>" in page
+    assert main(["train", "images", "--steps=2", "--reference=none", f"--out={run}2", "--quiet"]) == 0
+    assert "What it writes" not in (tmp_path / "run2" / "report.html").read_text()
+
+
+def test_a_sample_leaves_the_network_and_the_generators_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"the quick brown fox. " * 200)
+    task = RecurrentTask(data=tmp_path / "text.txt", width=16, depth=1, heads=2, window=8, memory=8, batch=2)
+    model = task.network().build()
+    torch.manual_seed(5)
+    wanted = torch.rand(1)
+    torch.manual_seed(5)
+    before = model.memory_length
+    assert sample(model, task, 5) is not None
+    assert torch.equal(torch.rand(1), wanted)
+    assert (model.training, model.memory_length) == (True, before)

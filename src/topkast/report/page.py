@@ -87,6 +87,7 @@ def write_report(run: Run, out: Path | None = None) -> Path:
         "step": f"{run.last.step:,}",
         "layer_header": LAYER_HEADER,
         "layers": layer_rows(run),
+        "sample": run.sample,
         "commands": _commands(run),
         "settings_header": SETTINGS_HEADER,
         "settings": settings(run),

@@ -11,6 +11,7 @@ from typing import Any
 from topkast.store.run import Bytes, End, Event, Extension, Layer, LayerPoint, Progress, Reference, Run, Start
 
 METRICS = "metrics.jsonl"
+SAMPLE = "sample.txt"
 
 
 # ---- writing ------------------------------------------------------------------------------------------
@@ -142,6 +143,7 @@ def read_run(folder: Path | str) -> Run:
         environment=_environment(folder / "environment.json", notes),
         notes=notes,
         config=_read_text(folder / "config.toml"),
+        sample=_read_text(folder / SAMPLE),
     )
 
 

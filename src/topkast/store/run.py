@@ -226,6 +226,7 @@ class Run(Start):
         notes: What a reader must know, such as a line that was cut off.
         config: Text of its configuration.
         environment: Versions and machine.
+        sample: Text that the network wrote at its end, if it is one of text.
     """
 
     folder: Path = Path()
@@ -235,6 +236,7 @@ class Run(Start):
     notes: list[str] = field(default_factory=list)
     config: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
+    sample: str = ""
 
     @property
     def last(self) -> Progress:

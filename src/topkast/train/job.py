@@ -17,12 +17,14 @@ from topkast.data.batches import Share
 from topkast.methods.base import Method
 from topkast.methods.named import METHODS, title_of
 from topkast.store import checkpoint
+from topkast.store.record import SAMPLE
 from topkast.train import events, references, trackers, trained
 from topkast.train.config import Config, read_run_config
 from topkast.train.display import Display
 from topkast.train.extension import extended
 from topkast.train.folder import RunFolder, differences, environment
 from topkast.train.resolve import make_method, make_task, resolve
+from topkast.train.sampling import sample
 from topkast.train.session import Session
 from topkast.train.task import Task
 from topkast.train.trained import CONFIG
@@ -208,6 +210,8 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
     with Interrupt(is_patient=session.trainer.ranks is not None) as interrupt:
         if not session.run(interrupt, deadline):
             return Outcome(path, False, interrupt.exit_code)
+        if not session.standing.has_ended:
+            _write_sample(session)
         session.end()
         for name in _missing(session):
             beside = _beside(session, name, display)
@@ -218,6 +222,15 @@ def _run(session: Session, display: Display, path: Path) -> Outcome:
             session.standing.references.append(name)
             session.save()
     return Outcome(path, True, 0)
+
+
+def _write_sample(session: Session) -> None:
+    """Text that the network writes, for the report."""
+    if session.folder is None:
+        return
+    text = sample(session.trainer.model, session.trainer.task)
+    if text is not None:
+        session.folder.write_text(SAMPLE, text)
 
 
 def _beside(session: Session, name: str, display: Display) -> Session:

@@ -7,7 +7,38 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from topkast.data.vocabulary import Vocabulary
 from topkast.models.transformer_xl import TransformerXL
+from topkast.train.symbols import Bytes, Words
+from topkast.train.task import Task
+from topkast.train.text_tasks import RecurrentTask, TextTask
+
+
+def sample(model: nn.Module, task: Task, length: int = 240) -> str | None:
+    """Some text that a network in training would write from the beginning of a line; None if it is no text.
+
+    The model is left as it was, and so are the global generators.
+    """
+    if not isinstance(task, TextTask | RecurrentTask):
+        return None
+    words = task.text.words
+    symbols = Bytes() if words is None else Words(Vocabulary(words))
+    inputs, before = task.inputs(), getattr(model, "memory_length", None)
+    was_training = model.training
+    model.eval()
+    try:
+        drawn = generate(
+            model,
+            symbols.encode("\n"),
+            window=inputs["window"],
+            memory=inputs.get("memory"),
+            length=length,
+        )
+        return symbols.decode(drawn)
+    finally:
+        model.train(was_training)
+        if isinstance(model, TransformerXL) and before is not None:
+            model.memory_length = before
 
 
 def generate(
