@@ -24,13 +24,18 @@ template <typename T>
 using KeyOf = typename Key<T>::type;
 
 template <typename T>
-inline KeyOf<T> key_of(T value) {
+inline KeyOf<T> bits_of(T value) {
   KeyOf<T> bits;
   __builtin_memcpy(&bits, &value, sizeof bits);
-  return bits & ~(KeyOf<T>(1) << (8 * sizeof bits - 1));
+  return bits;
 }
 
-// The magnitude with this key.
+template <typename T>
+inline KeyOf<T> key_of(T value) {
+  return bits_of(value) & ~(KeyOf<T>(1) << (8 * sizeof(T) - 1));
+}
+
+// The number with these bits, which is the magnitude with this key.
 template <typename T>
 inline T value_of(KeyOf<T> key) {
   T value;
