@@ -291,7 +291,7 @@ def test_a_run_from_another_that_was_killed_at_once_starts_there_again(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--width", "32"], "its network is another (`width` is 16 there and 32 here)"),
+        (["--width", "32"], "its network is another (--width is 16 there and 32 here)"),
         (["--forward-sparsity", "0.8"], "its weights do not fit, use its method and sparsities"),
     ],
 )
