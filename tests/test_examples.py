@@ -38,6 +38,7 @@ def test_bigger_than_memory_learns(tmp_path: Path, capsys: pytest.CaptureFixture
     assert last < 4.5  # of 8 bits
 
 
+@pytest.mark.slow  # four short runs
 def test_returned_over_time_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     target = tmp_path / "returned.svg"

@@ -129,6 +129,7 @@ def test_finished_runs_are_not_run_again_and_a_damaged_result_is(reproduce, tmp_
     assert numbers[0] == numbers[1]
 
 
+@pytest.mark.slow  # a whole table
 def test_without_exploration_table_1_does_not_hold(reproduce, tmp_path: Path, capsys) -> None:
     """The check can fail: with B = A by construction the claim on exploration is reported as not holding."""
     assert reproduce("table-1", "--seeds", "2", "--control", "no-exploration") == 0

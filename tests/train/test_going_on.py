@@ -15,6 +15,7 @@ from store.raw_record import read_lines
 from topkast.cli.main import main
 from topkast.methods.named import METHODS, OPTIONS
 from topkast.report import write_report
+from topkast.report.summary import settings
 from topkast.store.record import read_run
 from topkast.train import job, trained
 from topkast.train.config import Config, read_config, read_run_config
@@ -117,7 +118,8 @@ def test_the_record_is_that_of_one_longer_run_with_references_of_its_length(
     assert (run.steps, run.last.step, run.references["dense"].steps) == (40, 40, 40)
     assert "extended at step 20 from 20 to 40 steps: the cosine schedule" in display.notes[0]
     assert "keep their steps" in display.notes[0]
-    assert "extended = [20, 20]" in write_report(run).read_text()
+    assert ("train", "extended", "20, 20") in settings(run)
+    assert "extended" in write_report(run).read_text()
 
 
 def test_its_options_repeat_an_extended_run(

@@ -272,17 +272,17 @@ def test_a_preset_of_any_size_is_forecast_without_its_data(
         (["--preset", "enwik9"], "--preset must be one of 'enwik8-"),
         (
             ["--model", "resnet20"],
-            "model.model must be one of decoder, transformer-xl for text, got 'resnet20'",
+            "--model must be one of decoder, transformer-xl for text, got 'resnet20'",
         ),
         (
             ["images", "--dataset", "enwik8"],
-            "data.dataset must be one of fashion-mnist, cifar-10, imagenet for images",
+            "--dataset must be one of fashion-mnist, cifar-10, imagenet for images",
         ),
         (["--model", "decoder", "--dataset", "wikitext-2"], "wikitext-2 has words, for a transformer-xl"),
-        (["--memory", "8"], "model.memory is not taken by text; of the network it takes"),
-        (["images", "--memory", "8"], "model.memory is not taken by images"),
-        (["--augment"], "train.augment is not taken by text"),
-        (["images", "--schedule", "drops", "--drops", "2"], "train.drops must be at most 1"),
+        (["--memory", "8"], "--memory is not taken by text; of the network it takes"),
+        (["images", "--memory", "8"], "--memory is not taken by images"),
+        (["--augment"], "--augment is not taken by text"),
+        (["images", "--schedule", "drops", "--drops", "2"], "--drops must be at most 1"),
     ],
 )
 def test_options_that_do_not_go_together(

@@ -50,7 +50,7 @@ def test_every_method_trains_and_tells(method: str, text_file: Path) -> None:
     losses = [trainer.take_step() for _ in range(12)]
     flops = events.count_flops(trainer)
     lines.append(
-        events.progress(trainer, loss=losses[-1], quality=trainer.quality(), seconds=1.0, flops=flops.total)
+        events.progress(trainer, losses=losses, quality=trainer.quality(), seconds=1.0, flops=flops.total)
     )
     lines.append(events.end(trainer, seconds_per_step=0.1, bytes_held=events.held(trainer), stopped=None))
     again = json.loads(json.dumps([as_json(line) for line in lines]))
@@ -147,7 +147,7 @@ def test_sparse_layers_have_their_own_rate(method: str, text_file: Path) -> None
     assert factors.pop("embedding") == 1.0
     assert list(factors.values()) == pytest.approx([10**0.5] * len(factors), rel=0.01)
     trainer.take_step()
-    event = events.progress(trainer, loss=0.0, quality=0.0, seconds=0.0, flops=0.0)
+    event = events.progress(trainer, losses=[0.0], quality=0.0, seconds=0.0, flops=0.0)
     assert event.lr == trainer.schedule.get_last_lr()[0]  # of the dense rest
 
 
@@ -208,7 +208,7 @@ def test_lines_say_what_happened(text_file: Path) -> None:
     display = Lines(out)
     display.begin("Top-KAST", events.start(trainer, "x"), 0)
     loss = trainer.take_step()
-    event = events.progress(trainer, loss=loss, quality=trainer.quality(), seconds=0.5, flops=1.0)
+    event = events.progress(trainer, losses=[loss], quality=trainer.quality(), seconds=0.5, flops=1.0)
     display.progress(event)
     assert mean_of(event, "changed") is not None
     text = out.getvalue()
