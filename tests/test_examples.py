@@ -47,6 +47,7 @@ def test_returned_over_time_counts(tmp_path: Path, capsys: pytest.CaptureFixture
     assert target.stat().st_size > 1000
 
 
+@pytest.mark.slow  # trains six networks
 def test_two_clocks_are_timed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     target = tmp_path / "clocks.svg"

@@ -89,6 +89,7 @@ def test_a_trainer_times_what_follows_the_optimizer() -> None:
     assert min(often.after) > max(dense.after) > 0
 
 
+@pytest.mark.slow  # ResNet-50 takes ten seconds
 @pytest.mark.parametrize(
     ("settings", "start"),
     [

@@ -80,7 +80,7 @@ def test_what_comes_in_early_is_larger_than_the_least_of_a_as_that_counts() -> N
 
 
 @pytest.mark.parametrize("reservoir", ["stored", "implicit"])
-@settings(max_examples=40)  # each trains a network
+@settings(max_examples=25)  # each trains a network
 @given(
     st.floats(1e-3, 0.5),
     st.floats(1.0, 4.0),

@@ -196,7 +196,7 @@ def train(model: Any, sparse: topkast.Handle, optimizer: Any, first: int, last: 
 
 
 @pytest.mark.parametrize("reservoir", ["stored", "implicit"])
-@settings(max_examples=40)  # each trains a network
+@settings(max_examples=25)  # each trains a network
 @given(st.floats(1e-4, 3.0), st.sampled_from([(1, 1), (1, 5), (1, 100)]), st.booleans())
 def test_a_is_the_top_k_of_theta_after_every_step(
     reservoir: str, lr: float, clocks: tuple[int, int], is_sgd: bool

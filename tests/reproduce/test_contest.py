@@ -94,6 +94,7 @@ def test_a_run_that_fails_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert "train.steps must be at least 1, got -1" in capfd.readouterr().err
 
 
+@pytest.mark.slow  # several processes; `reproduce` has a quick one like it
 def test_a_comparison_that_was_interrupted_goes_on_to_its_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
