@@ -17,7 +17,8 @@ import pytest
 SCRIPT = Path(__file__).with_name("rank_checks.py")
 
 
-def _checks() -> ModuleType:
+def _checks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPT.parent)  # as it is for the program
     spec = importlib.util.spec_from_file_location("rank_checks", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -49,8 +50,10 @@ def results(tmp_path: Path) -> list[dict[str, str | None]]:
     return [json.loads((folder / f"results-{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_two_ranks(results: list[dict[str, str | None]], subtests: pytest.Subtests) -> None:
-    names = list(_checks().CHECKS)
+def test_two_ranks(
+    results: list[dict[str, str | None]], subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = list(_checks(monkeypatch).CHECKS)
     assert [list(result) for result in results] == [names, names]
     for name in names:
         with subtests.test(msg=name):

@@ -32,13 +32,6 @@ from topkast.train.trainer import Trainer
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
-    return path
-
-
 def small(path: Path, **values: dict[str, Any]) -> Config:
     settings = {
         "data": {"data": str(path)},

@@ -21,13 +21,6 @@ from topkast.train.trainer import NotFinite, Trainer
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
-    return path
-
-
 def make(path: Path, **values: dict[str, object]) -> Trainer:
     small = {"model": {"width": 32, "depth": 1, "heads": 2, "window": 16}}
     train = {"steps": 12, "batch": 4, "threads": 1, **values.pop("train", {})}
