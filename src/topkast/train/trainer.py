@@ -174,9 +174,11 @@ class Trainer:
 
     def _most_norm(self) -> float:
         """The norm that gradients are clipped to: of n of them with root mean square r it is r·√n."""
-        options = self.config.train
+        options, limit = self.config.train, self.config.train.clip or math.inf
+        if not options.clip_rms:
+            return limit
         n = sum(p.grad.numel() for p in self.model.parameters() if p.grad is not None)
-        return min(options.clip or math.inf, options.clip_rms * math.sqrt(n) or math.inf)
+        return min(limit, options.clip_rms * math.sqrt(n))
 
     def quality(self) -> float:
         """On held-out data."""
