@@ -37,7 +37,7 @@ format: $(VENV)/.dev
 
 # The documentation as pages in site/; a warning is an error. The tests build it too.
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The sdist, and from it the wheel, in dist/.
 wheel: $(VENV)/.dev
