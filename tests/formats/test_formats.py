@@ -22,6 +22,7 @@ from torch import nn
 
 import topkast
 from topkast.convert.read_compressed import read
+from topkast.train.config import read_config
 
 OLD = Path(__file__).with_name("0.1.0")
 
@@ -131,3 +132,64 @@ def test_a_compressed_network_is_read() -> None:
             assert dense[name].shape == shape
             assert np.array_equal(dense[name][dense[name] != 0], values)
             assert len(columns) == len(values)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("folder", ["pretrained", "pretrained-global"])
+def test_a_pretrained_folder_loads_and_goes_on_with_one_clock(folder: str) -> None:
+    """Five steps were taken before it was saved, and seven after; the second is scope="global"."""
+    transformers = pytest.importorskip("transformers")
+    from topkast.integrations.huggingface import from_pretrained
+
+    expected = json.loads((OLD / "pretrained.json").read_text())[folder]
+    prompt = torch.randint(16, (2, 8), generator=torch.Generator().manual_seed(0))
+    sparse = from_pretrained(transformers.GPT2LMHeadModel, OLD / folder)
+    assert sparse.method.exchange_every == sparse.method.refresh_every == 2
+    assert sparse.model(prompt).logits[0, -1].tolist() == pytest.approx(expected["logits"], abs=1e-5)
+    sparse.model.train()
+    optimizer = sparse.attach(torch.optim.SGD(sparse.model.parameters(), lr=0.1))
+    for step in range(5, 12):
+        x = torch.randint(16, (4, 8), generator=torch.Generator().manual_seed(step))
+        (sparse.model(input_ids=x, labels=x).loss + 1e-4 * sparse.penalty()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sparse.model.eval()
+    assert sparse.model(prompt).logits[0, -1].tolist() == pytest.approx(expected["later"], abs=1e-4)
+
+
+def test_a_pickle_without_what_came_later_goes_on_with_one_clock() -> None:
+    model = nn.Sequential(nn.Linear(10, 24))
+    method = topkast.TopKAST(0.8, 0.5, refresh_every=3, exchange_every=3)
+    weight = topkast.sparsify(model, method).weights["0"]
+    older = weight.__getstate__()
+    older["_buffers"] = {
+        k: v for k, v in older["_buffers"].items() if k not in ("exchanged", "early", "noted")
+    }
+    weight.__setstate__(older)
+    settings = {k: v for k, v in vars(method).items() if k not in ("exchange_every", "_course")}
+    again = object.__new__(topkast.TopKAST)
+    again.__setstate__(settings)
+    assert again == method
+    sparse = topkast.Handle(model, again)
+    assert sparse.stats()["0"].exchanged == 0
+    optimizer = sparse.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(4):
+        model(torch.randn(3, 10)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_run_of_a_comparison_that_was_not_begun_means_what_it_meant() -> None:
+    config = read_config(OLD / "comparison.toml")
+    assert (config.method.refresh_every, config.method.exchange_every) == (1, 1)
+    assert (config.method.penalty_form, config.method.exploration_rate) == ("gradient", 1.0)
+    assert (config.train.sparse_rate, config.train.whole_rate) == ("same", False)
+
+
+def test_a_configuration_written_by_hand_takes_the_defaults_of_now(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[train]\nsteps = 5\n")
+    config = read_config(tmp_path / "own.toml")
+    assert (config.method.exchange_every, config.train.sparse_rate) == (None, None)
+    (tmp_path / "written.toml").write_text(config.to_toml())
+    assert read_config(tmp_path / "written.toml") == config

@@ -350,6 +350,9 @@ class SparseWeight(NotATensor):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({"grid": Grid.of(state["shape"]), **state})  # older pickles have none
+        for name in LATER:  # version 0.1 had nothing of this
+            nothing = nothing_noted(self.indices) if name == "noted" else torch.zeros_like(self.changed)
+            self._buffers.setdefault(name, nothing)
         self._forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseWeight:

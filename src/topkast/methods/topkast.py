@@ -148,6 +148,12 @@ class TopKAST(Method):
         schedules = {n: schedule_from(data) for n, data in found.items() if data is not None}
         return cls(**{**settings, **schedules})
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A pickle of version 0.1 has one clock.
+        one_clock = {} if "exchange_every" in state else {"exchange_every": state["refresh_every"]}
+        for name, value in (state | one_clock).items():
+            object.__setattr__(self, name, value)
+
     @cached_property
     def _course(self) -> Course:
         finals = (self.forward_sparsity, self.backward_sparsity)

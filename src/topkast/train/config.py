@@ -87,11 +87,18 @@ def section_of(option_name: str) -> str:
 def read_config(path: Path, base: Config | None = None) -> Config:
     """A configuration from a TOML file; what it does not say is as in `base`.
 
+    A file that version 0.1 wrote, for a run or for one of a comparison, means what it meant then.
+
     Raises:
         ValueError: Not TOML, of another format, or with something that is not an option.
         OSError: It cannot be read.
     """
-    return _config(path, _parse(path), base)
+    values = _parse(path)
+    # Every file that a program wrote has the first two; what 0.2 writes has the third too.
+    is_older = all(_has(values, name) for name in ("format", "run.tensorboard"))
+    if not is_older or _has(values, "method.letter"):
+        return _config(path, values, base)
+    return _as_it_was(_config(path, values, (base or Config()).with_values(_BEFORE)))
 
 
 def read_run_config(path: Path) -> Config:

@@ -8,6 +8,7 @@ before anything is computed with them.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from topkast.convert import Handle
 from topkast.convert.recipe import follow_recipe, is_implicit, recipe
+from topkast.core.loading import LATER
 from topkast.store.state import parse_tensors
 
 RECIPE, WEIGHTS = "topkast.json", "model.safetensors"
@@ -96,8 +98,16 @@ def _check_names(model: Any, state: dict[str, Tensor], folder: Path) -> None:
     there = {id(tensor) for name, tensor in mine.items() if name in state}
     ours = model._keys_to_ignore_on_save or ()  # tables that the model computes itself
     missing = [n for n, tensor in mine.items() if id(tensor) not in there and n not in ours]
+    missing = [name for name in missing if not _came_later(name, mine, there)]
     unexpected = [name for name in state if name not in mine]
     for what, names in (("lacks", missing), ("has, but the model has not,", unexpected)):
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise ValueError(f"{folder / WEIGHTS} {what} {', '.join(names[:4])}{more}")
+
+
+def _came_later(name: str, mine: Mapping[str, Tensor], there: set[int]) -> bool:
+    """Whether a tensor belongs to a sparse weight that is there, and version 0.1 did not have it."""
+    weight, _, part = name.rpartition(".")
+    step = mine.get(f"{weight}.step")
+    return part in LATER and step is not None and id(step) in there
