@@ -303,6 +303,33 @@ def test_the_rate_drops_to_a_tenth() -> None:
     assert rates == pytest.approx([0.1, 1, 1, 1, 0.1, 0.1, 0.01])
 
 
+def _spread(config: Config) -> dict[str, float]:
+    """Parameter → standard deviation at the start."""
+    config = resolve(config, task := make_task(config))
+    torch.manual_seed(0)
+    model, _ = build(config, task.network(), make_method(config))
+    return {name: float(p.detach().std()) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("init", [None, "lecun_normal", "keep_variance"])
+@pytest.mark.parametrize("keep_dense", [[], ["embeddings"]])
+@pytest.mark.parametrize("model", ["decoder", "transformer-xl"])
+def test_a_drawn_network_starts_as_a_stored_one(
+    model: str, keep_dense: list[str], init: str | None, text_file: Path
+) -> None:
+    values: dict[str, Any] = {
+        "data": {"data": str(text_file)},
+        "model": {"model": model, "width": 64, "depth": 2, "heads": 2, "window": 32},
+        "method": {"keep_dense": keep_dense, **({} if init is None else {"init": init})},
+    }
+    config = Config().with_values(values)
+    stored, drawn = (
+        _spread(config.with_values({"method": {"reservoir": reservoir}}))
+        for reservoir in ("stored", "implicit")
+    )
+    assert drawn == pytest.approx(stored, rel=0.2, abs=1e-3)
+
+
 def test_an_implicit_transformer_xl_starts_as_a_stored_one(text_file: Path) -> None:
     config = recurrent(text_file).with_values({"method": {"reservoir": "implicit"}})
     task = make_task(config)

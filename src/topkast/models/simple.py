@@ -50,6 +50,10 @@ class AbsTopK(nn.Module):
         return f"share={self.share}"
 
 
+# Standard deviation of a decoder's positions and embedding at the start.
+EMBEDDING_STD = 0.02
+
+
 class Decoder(nn.Module):
     """Predicts the next symbol at every position, by pre-norm blocks of causal attention and feed-forward.
 
@@ -83,9 +87,9 @@ class Decoder(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialises what is its own: positions, and the embedding if it is dense."""
-        nn.init.normal_(self.position, std=0.02)
+        nn.init.normal_(self.position, std=EMBEDDING_STD)
         if isinstance(self.embedding, nn.Embedding):
-            nn.init.normal_(self.embedding.weight, std=0.02)
+            nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
 
     def forward(self, symbols: Tensor) -> Tensor:
         """(batch, length) symbols → (batch, length, num_symbols) logits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from topkast.methods.base import Method
 from topkast.methods.named import OPTIONS, Choice, named_method, settings_of
 from topkast.methods.topkast import UNDER_ADAM
 from topkast.models.network import Network
+from topkast.models.simple import EMBEDDING_STD
 from topkast.models.transformer_xl import INITIAL_STD, initialise
+from topkast.nn.base import SparseLayer
 from topkast.nn.find import find, wanted_groups
 from topkast.train.config import Config, section_of
 from topkast.train.extension import check_extensions, first_length, length_at
@@ -272,9 +274,9 @@ def build(config: Config, network: Network, method: Method | None) -> tuple[nn.M
         model = network.build()
     if method is None:
         return model, None
-    start: dict[str, Any] = {"init": _starts(config, model, None)}
-    if is_implicit and network.name == "transformer-xl":  # whose initialisation is not that of its layers
-        start = {"init": _starts(config, model, Normal(INITIAL_STD)), "initialise": initialise}
+    start: dict[str, Any] = {"init": _starts(config, model, _drawn(network) if is_implicit else {})}
+    if is_implicit and network.name == "transformer-xl":
+        start["initialise"] = initialise
     sparse = sparsify(
         model,
         method,
@@ -287,24 +289,37 @@ def build(config: Config, network: Network, method: Method | None) -> tuple[nn.M
         engine=options.engine,
         seed=config.train.seed,
     )
+    if is_implicit and network.name == "transformer-xl":  # whose biases start at zero
+        for layer in model.modules():
+            if isinstance(layer, SparseLayer) and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
     return model, sparse
 
 
-def _starts(config: Config, model: nn.Module, own: Initial | None) -> Init | None:
+def _drawn(network: Network) -> dict[str, Initial]:
+    """What layers are drawn from, by name or for all (`*`), where that is not what torch draws them from."""
+    if network.name == "transformer-xl":
+        return {"*": Normal(INITIAL_STD)}
+    return {"embedding": Normal(EMBEDDING_STD)} if network.name == "decoder" else {}
+
+
+def _starts(config: Config, model: nn.Module, own: Mapping[str, Initial]) -> Init | None:
     """How each layer starts. Embeddings keep their own start: a row is looked up, and has no fan-in.
 
     Args:
         config: Says how the others start.
         model: Before it is sparse.
-        own: What the network's layers are drawn from, where that is not what torch draws them from.
+        own: See `_drawn`.
     """
     options = config.method
-    if options.init is None:
-        return own
-    wanted, by = parts_of(options.init)
-    how = Scaled(wanted or own, by) if by is not None else wanted or own or "own"
     groups = wanted_groups(find(model), list(options.skip) or None, options.keep_dense)
+    own = {name: how for name, how in own.items() if name == "*" or name in {g.name for g in groups}}
+    if options.init is None:
+        return own or None
+    wanted, by = parts_of(options.init)
+    usual = own.get("*")
+    how = Scaled(wanted or usual, by) if by is not None else wanted or usual or "own"
     embeddings = [g.name for g in groups if any(isinstance(m.layer, nn.Embedding) for m in g.members)]
     if len(embeddings) == len(groups):
         raise ValueError(f"method.init {options.init!r} is for sparse layers but embeddings: there is none")
-    return {"*": how, **dict.fromkeys(embeddings, own or "own")}
+    return {"*": how, **{name: own.get(name, usual or "own") for name in embeddings}}
