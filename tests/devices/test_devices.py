@@ -70,7 +70,7 @@ def test_every_method_trains_as_on_the_cpu(make: Make) -> None:
 @pytest.mark.parametrize("reservoir", ["stored", "implicit"])
 @pytest.mark.parametrize("engine", ["masked", "csr"])
 def test_both_portable_engines_and_reservoirs(engine: str, reservoir: str) -> None:
-    check_same(lambda: topkast.TopKAST(0.8, 0.6), engine, reservoir=reservoir)
+    check_same(lambda: topkast.TopKAST(0.8, 0.6, exchange_every=3), engine, reservoir=reservoir)
 
 
 @pytest.mark.parametrize("engine", ["native", "auto"])

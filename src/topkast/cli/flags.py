@@ -16,7 +16,11 @@ from topkast.train.transfer import source_options
 # Options that a run has, and that are no flags of their own name.
 _HIDDEN = ("extended", "weights_from")
 # What may be said of a run that goes on.
-_CHANGEABLE = ("steps", "minutes", "patience", "reference")
+_CHANGEABLE = ("steps", "minutes", "patience", "reference", "device")
+_TERMS = {
+    "model": "xl stands for transformer-xl.",
+    "method": "The forward pass uses the set A, the backward pass updates the larger set B.",
+}
 _TITLES = {"data": "data", "model": "network", "method": "sparsity", "train": "training", "run": "the run"}
 
 
@@ -33,8 +37,13 @@ def add_options(
         without: Options that the command has in another form, or not at all.
         more: Adds what else belongs to the last section.
     """
+    # All flags by name would fill a screen before the first line of help.
+    for action in parser._actions:
+        if not action.option_strings:
+            name = str(action.metavar).upper().partition("[")[0]
+            parser.usage = f"%(prog)s [{name}{' ...' if action.nargs == '*' else ''}] [--FLAG VALUE ...]"
     for name, section in SECTIONS.items():
-        group = parser.add_argument_group(_TITLES[name])
+        group = parser.add_argument_group(_TITLES[name], _TERMS.get(name))
         for option, rule in rules(section).items():
             if option not in (*without, *_HIDDEN):
                 # A switch may be given alone.

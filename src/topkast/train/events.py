@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from topkast.core.weight import SparseWeight
 from topkast.cost.accounting import Flops
@@ -15,12 +16,13 @@ from topkast.cost.parameters import layer_stats, parameters
 from topkast.kernels.machine import peak_memory
 from topkast.methods.base import Method
 from topkast.store.run import Bytes, End, Layer, LayerPoint, Progress, Start
+from topkast.train.task import device_of
 from topkast.train.trainer import Trainer
 
 
 def count_flops(trainer: Trainer) -> Flops:
     """FLOPs of a step at the present sets."""
-    example = trainer.task.example()
+    example = tree_map(lambda part: part.to(device_of(trainer.model)), trainer.task.example())
     if trainer.sparse is None:
         return dense_flops(trainer.model, example)
     return trainer.sparse.flops(example)

@@ -21,7 +21,7 @@ from topkast.data.imagenet import read_imagenet
 from topkast.data.images import ByteImages, digits, read_byte_folder
 from topkast.data.labelled import Part
 from topkast.models.network import Network
-from topkast.train.task import Task
+from topkast.train.task import Task, device_of
 
 
 class _Classification(Task):
@@ -34,13 +34,15 @@ class _Classification(Task):
     classes: tuple[str, ...]
 
     def _cross_entropy(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(model(images).float(), labels, label_smoothing=self.label_smoothing)
+        device = device_of(model)
+        logits = model(images.to(device)).float()
+        return F.cross_entropy(logits, labels.to(device), label_smoothing=self.label_smoothing)
 
 
 def _accuracy(model: nn.Module, batches: Iterable[Part]) -> float:
-    right = count = 0
+    right, count, device = 0, 0, device_of(model)
     for images, labels in batches:
-        right += int((model(images).argmax(1) == labels).sum())
+        right += int((model(images.to(device)).argmax(1) == labels.to(device)).sum())
         count += len(labels)
     return 100 * right / count
 

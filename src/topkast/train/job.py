@@ -23,7 +23,7 @@ from topkast.train.config import Config, read_run_config
 from topkast.train.display import Display
 from topkast.train.extension import extended
 from topkast.train.folder import RunFolder, differences, environment
-from topkast.train.resolve import make_method, make_task, resolve
+from topkast.train.resolve import check_device, make_method, make_task, resolve
 from topkast.train.sampling import sample
 from topkast.train.session import Session
 from topkast.train.task import Task
@@ -84,11 +84,14 @@ def _introduction(session: Session) -> list[str]:
     counted, network = events.num_parameters(trainer), trainer.task.network()
     sizes = ", ".join(f"{name} {value}" for name, value in network.arguments.items())
     flops = events.count_flops(trainer)
+    device = trainer.config.train.device
+    where = [] if device == "cpu" else [f"on {device}: small, but no faster than dense (docs/devices.md)"]
     return [
         f"data: {trainer.task.title}",
         f"network: {network.name} ({sizes})",
         f"{session.name}: {counted['used']:,.0f} of {counted['dense']:,.0f} parameters in use "
         f"({counted['used'] / counted['dense']:.1%}), {flops.total / flops.dense_total:.1%} of the FLOPs",
+        *where,
     ]
 
 
@@ -110,6 +113,7 @@ def resume(
         config = Config() if folder is None else read_run_config(path / CONFIG)
         if ranks is not None:
             config = ranks.from_first(config)
+        check_device(config.train.device)
         trainer = _build(config, make_task(config), ranks)
         before = environment() if folder is None else folder.environment()
         for name, (then, now) in differences(before, environment()).items():
@@ -195,6 +199,10 @@ def _build(config: Config, task: Task, ranks: Ranks | None) -> Trainer:
 def check_ranks(config: Config, method: Method | None, count: int) -> None:
     """Raises ValueError if so many ranks cannot train it together."""
     assert config.train.batch is not None
+    if config.train.device != "cpu":
+        raise ValueError(
+            f"train.device must be cpu with several ranks, which talk by gloo, got {config.train.device!r}"
+        )
     Share(0, count).of(config.train.batch)
     reason = None if method is None else why_alone(method)
     if reason is not None:

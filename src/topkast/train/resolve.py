@@ -36,6 +36,7 @@ from topkast.train.text_tasks import RecurrentTask, TextTask
 def resolve(config: Config, task: Task) -> Config:
     """The configuration with everything filled in that follows from the task and the optimizer."""
     check_extensions(config)
+    check_device(config.train.device)
     config = with_defaults(config)
     steps = config.train.steps or task.steps
     sizes = task.sizes()
@@ -57,6 +58,25 @@ def resolve(config: Config, task: Task) -> Config:
         },
     }
     return config.with_values(values)
+
+
+def check_device(name: str) -> None:
+    """Raises ValueError if nothing can be trained on a device of this name."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"train.device must be a device of torch such as cpu, cuda or cuda:1, got {name!r}"
+        ) from None
+    if device.type == "cpu":
+        return
+    backend: Any = getattr(torch, device.type, None)
+    has_any = hasattr(backend, "is_available") and backend.is_available()
+    if not has_any or (device.index or 0) >= backend.device_count():
+        raise ValueError(
+            f"train.device {name!r} is not there: torch {torch.__version__} finds no such device on this "
+            "machine; leave it out to train on the CPU"
+        )
 
 
 # λ of the paper's penalty, where it is part of the gradient.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from topkast.data.vocabulary import Vocabulary
 from topkast.models.transformer_xl import TransformerXL
 from topkast.train.symbols import Bytes, Words
-from topkast.train.task import Task
+from topkast.train.task import Task, device_of
 from topkast.train.text_tasks import RecurrentTask, TextTask
 
 
@@ -86,7 +86,7 @@ def _looking_back(model: nn.Module, window: int) -> Callable[[Sequence[int]], Te
 
     def logits(symbols: Sequence[int]) -> Tensor:
         text[:] = [*text, *symbols][-window:]
-        return model(torch.tensor([text]))[0, -1]
+        return model(torch.tensor([text]).to(device_of(model)))[0, -1]
 
     return logits
 
@@ -99,7 +99,7 @@ def _remembering(model: TransformerXL, window: int, memory: int | None) -> Calla
 
     def logits(symbols: Sequence[int]) -> Tensor:
         nonlocal remembered
-        *parts, last = torch.tensor([list(symbols)]).split(window, dim=1)
+        *parts, last = torch.tensor([list(symbols)]).to(device_of(model)).split(window, dim=1)
         for part in parts:
             remembered = model.hidden(part, remembered)[1]
         found, remembered = model(last, remembered)
@@ -120,7 +120,7 @@ def _draw(
     symbols = prompt
     for _ in range(length):
         with torch.no_grad():
-            logits = logits_after(symbols).double()
+            logits = logits_after(symbols).cpu().double()
         if top is not None and top < len(logits):
             logits[logits < logits.topk(top).values[-1]] = -torch.inf
         if temperature == 0:

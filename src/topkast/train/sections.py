@@ -24,17 +24,17 @@ class DataOptions:
     data: str | None = option(
         str,
         None,
-        "file or folder; by default what comes with Python (text) or scikit-learn (images)",
+        "file or folder to learn from (text: Python's own sources; images: scikit-learn's digits)",
         metavar="PATH",
     )
     dataset: str | None = option(
-        str, None, "a published one: " + ", ".join(DATASETS), choices=DATASETS, metavar="NAME"
+        str, None, "a published data set: " + ", ".join(DATASETS), choices=DATASETS, metavar="NAME"
     )
     limit: int | None = option(
-        int, None, "bytes, words or images of training data to use", least=1, metavar="N"
+        int, None, "use only so many bytes, words or images for training", least=1, metavar="N"
     )
     test_limit: int | None = option(
-        int, None, "bytes or words that a test at the end reads (xl; all of them)", least=2, metavar="N"
+        int, None, "test on so many bytes or words at the end (xl; all of them)", least=2, metavar="N"
     )
 
 
@@ -47,27 +47,40 @@ class ModelOptions:
         choices=MODELS, metavar="NAME",
     )  # fmt: skip
     width: int | None = option(
-        int, None, "of the residual stream (text) or the first stage (resnet)", least=1, metavar="N"
+        int, None, "width of the residual stream (text) or of the first stage (resnet)", least=1, metavar="N"
     )
-    depth: int | None = option(int, None, "blocks (text), or 6n + 2 layers (resnet20)", least=1, metavar="N")
-    heads: int | None = option(int, None, "of attention (text)", least=1, metavar="N")
-    inner: int | None = option(int, None, "width inside feed-forward parts (xl)", least=1, metavar="N")
-    window: int | None = option(int, None, "symbols that are seen at once (text)", least=2, metavar="N")
+    depth: int | None = option(
+        int, None, "number of blocks (text), or of layers, 6n + 2 (resnet20)", least=1, metavar="N"
+    )
+    heads: int | None = option(int, None, "number of attention heads (text)", least=1, metavar="N")
+    inner: int | None = option(int, None, "width inside the feed-forward parts (xl)", least=1, metavar="N")
+    window: int | None = option(int, None, "symbols the network sees at once (text)", least=2, metavar="N")
     active_share: float | None = option(
-        float, None, "share of the largest activations that are kept (decoder; 1)", least=0, most=1,
+        float, None, "keep this share of the activations, the largest (decoder; 1)", least=0, most=1,
         metavar="S",
     )  # fmt: skip
-    memory: int | None = option(int, None, "symbols remembered in training (xl)", least=0, metavar="N")
-    eval_memory: int | None = option(int, None, "symbols remembered in evaluation (xl)", least=0, metavar="N")
-    dropout: float | None = option(float, None, "share dropped (xl)", least=0, most=1, metavar="P")
-    cutoffs: tuple[int, ...] | None = option(
-        int, None, "of the adaptive embedding (xl)", least=1, many=True, metavar="N,N"
+    memory: int | None = option(int, None, "symbols to remember in training (xl)", least=0, metavar="N")
+    eval_memory: int | None = option(
+        int, None, "symbols to remember in evaluation (xl)", least=0, metavar="N"
     )
-    div_val: int | None = option(int, None, "how much narrower each cluster is (xl)", least=1, metavar="N")
+    dropout: float | None = option(
+        float, None, "share of activations to drop in training (xl)", least=0, most=1, metavar="P"
+    )
+    cutoffs: tuple[int, ...] | None = option(
+        int,
+        None,
+        "vocabulary ranks at which the adaptive embedding gets narrower (xl)",
+        least=1,
+        many=True,
+        metavar="N,N",
+    )
+    div_val: int | None = option(
+        int, None, "factor by which it gets narrower at each cutoff (xl)", least=1, metavar="N"
+    )
     hidden: tuple[int, ...] | None = option(
         int, None, "sizes of the hidden layers (mlp)", least=1, many=True, metavar="N,N"
     )
-    side: int | None = option(int, None, "pixels that image files are brought to", least=1, metavar="N")
+    side: int | None = option(int, None, "resize image files to this many pixels", least=1, metavar="N")
 
 
 @dataclass(frozen=True)
@@ -75,154 +88,183 @@ class MethodOptions:
     """How it is sparse."""
 
     method: str = option(str, "topkast", ", ".join(METHODS), choices=METHODS, metavar="NAME")
-    forward_sparsity: float | None = option(float, None, "share of zeros (0.9)", least=0, metavar="S")
+    forward_sparsity: float | None = option(
+        float, None, "share of weights that the forward pass leaves out (0.9)", least=0, metavar="S"
+    )
     backward_sparsity: float | None = option(
         float,
         None,
-        "of the backward set; by default it has twice the elements (topkast)",
+        "share that the backward pass leaves out (topkast; by default it uses twice the weights)",
         least=0,
         metavar="S",
     )
     refresh_every: int | None = option(
-        int, None, "steps from one choice of sets to the next; of A within B (1) for topkast",
+        int, None, "choose the sets every N steps; for topkast, A within B (1)",
         least=1, metavar="N",
     )  # fmt: skip
     exchange_every: int | None = option(
-        int, None, "steps from one choice of B from all weights to the next (100; topkast)",
+        int, None, "choose B from all weights every N steps (100; topkast)",
         least=1, metavar="N",
     )  # fmt: skip
-    begin: int | None = option(int, None, "step at which pruning begins", least=0, metavar="T")
+    begin: int | None = option(int, None, "begin to prune at this step (pruning)", least=0, metavar="T")
     t_end: int | None = option(
-        int, None, "step at which the method's schedule, or exploration, ends", least=0, metavar="T"
+        int, None, "end the method's schedule, or exploration, at this step", least=0, metavar="T"
     )
     exploration: str | None = option(
-        str, None, "how B∖A is chosen: magnitude or random (topkast)", choices=("magnitude", "random"),
+        str, None, "choose B∖A by: magnitude or random (topkast)", choices=("magnitude", "random"),
     )  # fmt: skip
     exploration_rate: float | None = option(
         float,
         None,
-        "factor on the steps of B∖A (0.1 for adam and adamw, else 1; topkast)",
+        "multiply the steps of B∖A by this (topkast; 0.1 for adam and adamw, else 1)",
         least=0,
         most=1,
         metavar="F",
     )
     exploration_warmup: int | None = option(
-        int, None, "steps in which that factor rises from 0 (0; topkast)", least=0, metavar="N"
+        int, None, "raise that factor from 0 over the first N steps (0; topkast)", least=0, metavar="N"
     )
     hysteresis: float | None = option(
-        float, None, "how many times as large as one of A a challenger must be (1; topkast)",
+        float, None, "a weight enters A only if it is F times as large as one that leaves (1; topkast)",
         least=1, metavar="F",
     )  # fmt: skip
     min_fan_in: int | None = option(
-        int, None, "weights of A that each output of a layer keeps (0; topkast)", least=0, metavar="N"
+        int,
+        None,
+        "keep at least N weights of A for each output of a layer (0; topkast)",
+        least=0,
+        metavar="N",
     )
     min_fan_out: int | None = option(
-        int, None, "weights of A that each input of a layer keeps (0; topkast)", least=0, metavar="N"
+        int, None, "keep at least N weights of A for each input of a layer (0; topkast)", least=0, metavar="N"
     )
     anneal: str | None = option(
-        str, None, "go from dense to the sparsities along: linear, cubic or cosine (topkast)",
+        str, None, "start denser and get sparse along a curve: linear, cubic or cosine (topkast)",
         choices=("linear", "cubic", "cosine"), metavar="FORM",
     )  # fmt: skip
     anneal_from: float | None = option(
-        float, None, "the forward sparsity it starts at (0; topkast)", least=0, most=1, metavar="S"
+        float, None, "forward sparsity at the start of that curve (0; topkast)", least=0, most=1, metavar="S"
     )
     anneal_until: float | None = option(
         float,
         None,
-        "share of the run in which it gets there (0.75; topkast)",
+        "share of the run after which the curve ends (0.75; topkast)",
         least=0,
         most=1,
         metavar="SHARE",
     )
-    distribution: str = option(str, "uniform", "uniform, er or erk", choices=("uniform", "er", "erk"))
+    distribution: str = option(
+        str,
+        "uniform",
+        "how sparsity is spread over layers: uniform, er or erk",
+        choices=("uniform", "er", "erk"),
+    )
     budget: str = option(
-        str, "layers", "layers (sparsities are those of each) or model (of all parameters together)",
+        str, "layers", "the sparsity is that of: layers (of each one) or model (all together)",
         choices=("layers", "model"),
     )  # fmt: skip
     keep_dense: tuple[str, ...] = option(
-        str, (), "first, last, embeddings", many=True, choices=("first", "last", "embeddings"), metavar="LIST"
+        str,
+        (),
+        "layers that stay dense: first, last, embeddings",
+        many=True,
+        choices=("first", "last", "embeddings"),
+        metavar="LIST",
     )
     skip: tuple[str, ...] = option(
-        str, (), "layers to leave dense: names or globs", many=True, metavar="LIST"
+        str, (), "leave layers of these names or globs dense", many=True, metavar="LIST"
     )
     reservoir: str | None = option(
-        str, None, "stored, or implicit: weights outside of B are drawn again (topkast with a decoder)",
+        str, None, "stored, or implicit: draw weights outside B again (topkast; implicit for a decoder)",
         choices=("stored", "implicit"),
     )  # fmt: skip
     init: str | None = option(
-        str, None, "how sparse layers but embeddings start, such as lecun_normal or keep_variance (as torch)",
+        str, None, "how sparse layers start, such as lecun_normal or keep_variance (as in torch)",
         metavar="NAME",
     )  # fmt: skip
-    engine: str = option(str, "auto", "auto, native, csr or masked", choices=ENGINES)
-    letter: bool = option(bool, False, "the paper's letter under adam and adamw too (topkast)")
+    engine: str = option(str, "auto", "kernels to use: auto, native, csr or masked", choices=ENGINES)
+    letter: bool = option(bool, False, "follow the paper's letter under adam and adamw too (topkast)")
     penalty: float | None = option(
-        float, None, "λ of the exploration penalty (0.3 where it is decoupled, else 0.0001)",
+        float, None, "factor of the exploration penalty (decoupled: 0.3, else 0.0001)",
         least=0, metavar="λ",
     )  # fmt: skip
     penalty_form: str | None = option(
-        str, None, "decoupled from the gradient, as AdamW's decay (adam, adamw), or gradient (topkast)",
+        str, None, "decoupled, like AdamW's decay (adam, adamw), or gradient: part of the loss (topkast)",
         choices=("gradient", "decoupled"),
     )  # fmt: skip
-    penalty_power: int = option(int, 2, "its reading: 2 for θ², 1 for |θ|", least=1, most=2, metavar="P")
+    penalty_power: int = option(int, 2, "power of θ in the penalty: 2 or 1", least=1, most=2, metavar="P")
 
 
 @dataclass(frozen=True)
 class TrainOptions:
     """How it is trained."""
 
-    steps: int | None = option(int, None, "optimizer steps (a minute's worth)", least=1, metavar="N")
+    steps: int | None = option(
+        int, None, "number of optimizer steps (about a minute's worth)", least=1, metavar="N"
+    )
     minutes: float | None = option(
         float, None, "stop after this time, with a checkpoint", least=0, metavar="M"
     )
-    batch: int | None = option(int, None, "windows or images per step", least=1, metavar="N")
-    optimizer: str = option(str, "adamw", "adamw, adam or sgd", choices=("adamw", "adam", "sgd"))
-    lr: float | None = option(float, None, "learning rate", least=0, metavar="η")
+    batch: int | None = option(int, None, "number of windows or images per step", least=1, metavar="N")
+    optimizer: str = option(str, "adamw", "optimizer: adamw, adam or sgd", choices=("adamw", "adam", "sgd"))
+    lr: float | None = option(float, None, "learning rate of the dense network", least=0, metavar="η")
     lr_start: float | None = option(
-        float, None, "that of the first step of the warm-up", least=0, metavar="η"
+        float, None, "learning rate of the first step of the warm-up", least=0, metavar="η"
     )
     sparse_rate: float | str | None = option(
         float, None,
-        "learning rate of sparse layers: same (sgd), sqrt, inverse, or p of lr·density⁻ᵖ (0.75 for adam/w)",
+        "sparse layers learn with lr·density⁻ᵖ: p, or same (sgd), sqrt, inverse (adam, adamw: 0.75)",
         words=tuple(POWERS), least=0, metavar="P",
     )  # fmt: skip
     whole_rate: bool | None = option(
-        bool, None, "that rule for what is dense in a sparse network too (adam and adamw do)"
+        bool, None, "use that rule for biases and other dense parts too (adam and adamw do)"
     )
     same_rate: tuple[str, ...] = option(
-        str, (), "sparse layers that keep the dense rate: names or globs", many=True, metavar="LIST"
+        str, (), "sparse layers of these names or globs keep the dense rate", many=True, metavar="LIST"
     )
-    momentum: float = option(float, 0.9, "of sgd", least=0, most=1)
+    momentum: float = option(float, 0.9, "momentum of sgd", least=0, most=1)
     beta2: float | None = option(
         float, None, "β₂ of adam and adamw, below 1 (0.999)", least=0, most=1, metavar="β"
     )
     eps: float | None = option(float, None, "ε of adam and adamw (1e-8)", least=0, metavar="ε")
-    weight_decay: float = option(float, 0.0, "for what is dense; sparse weights have the penalty", least=0)
+    weight_decay: float = option(
+        float, 0.0, "weight decay of what is dense; sparse weights have the penalty", least=0
+    )
     schedule: str = option(
-        str, "cosine", "cosine, linear, drops or constant", choices=("cosine", "linear", "drops", "constant")
+        str,
+        "cosine",
+        "learning rate over time: cosine, linear, drops or constant",
+        choices=("cosine", "linear", "drops", "constant"),
     )
     drops: tuple[float, ...] = option(
-        float, (0.3, 0.6, 0.8), "shares of the run at which the rate is divided by 10 (schedule drops)",
+        float, (0.3, 0.6, 0.8), "divide the rate by 10 at these shares of the run (schedule drops)",
         least=0, most=1, many=True, metavar="S,S",
     )  # fmt: skip
     warmup: float = option(
-        float, 0.05, "share of the steps in which the learning rate rises", least=0, most=1
+        float, 0.05, "share of the steps in which the learning rate rises to its full value", least=0, most=1
     )
-    clip: float = option(float, 1.0, "norm that gradients are clipped to; 0 for none", least=0)
-    clip_rms: float = option(float, 0.0, "root mean square they are clipped to; 0 for none", least=0)
+    clip: float = option(float, 1.0, "clip the gradients' norm to this; 0 for never", least=0)
+    clip_rms: float = option(float, 0.0, "clip their root mean square to this; 0 for never", least=0)
     label_smoothing: float | None = option(
-        float, None, "share of the target spread over all classes (images)", least=0, most=1, metavar="S"
+        float, None, "spread this share of the target over all classes (images)", least=0, most=1, metavar="S"
     )
     augment: bool | None = option(bool, None, "shift and mirror images (resnets do)")
-    precision: str = option(str, "float32", "float32 or bfloat16 (autocast)", choices=("float32", "bfloat16"))
+    precision: str = option(
+        str, "float32", "compute in float32 or bfloat16 (autocast)", choices=("float32", "bfloat16")
+    )
     patience: int | None = option(
-        int, None, "stop after so many evaluations without a better quality", least=1, metavar="N"
+        int, None, "stop after N evaluations in a row without a better quality", least=1, metavar="N"
     )
     extended: tuple[int, ...] | None = option(
         int, None, "of each extension, the step at which it was made and the steps before it",
         least=1, many=True, metavar="N,N",
     )  # fmt: skip
-    seed: int = option(int, 0, "decides everything random", least=0, most=2**62)
-    threads: int | None = option(int, None, "of the processor (all)", least=1, metavar="N")
+    seed: int = option(int, 0, "seed of everything random", least=0, most=2**62)
+    threads: int | None = option(int, None, "number of processor threads (all)", least=1, metavar="N")
+    device: str = option(
+        str, "cpu", "device to compute on; the fast kernels are for the cpu, others are no faster than dense",
+        metavar="NAME",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -231,14 +273,16 @@ class RunOptions:
 
     reference: tuple[str, ...] = option(
         str, ("static", "dense", "small"),
-        "trained beside it: static, dense, small (dense with as many parameters), or none", many=True,
+        "networks to train beside it: static, dense, small (dense, as many parameters) or none", many=True,
         choices=("static", "dense", "small", "none"), metavar="LIST",
     )  # fmt: skip
-    evaluate_every: int | None = option(int, None, "steps between evaluations (50)", least=1, metavar="N")
-    checkpoint_every: int | None = option(int, None, "steps between checkpoints (100)", least=1, metavar="N")
-    keep: int = option(int, 2, "checkpoints that are kept, besides the best", least=1, metavar="N")
+    evaluate_every: int | None = option(int, None, "evaluate every N steps (50)", least=1, metavar="N")
+    checkpoint_every: int | None = option(
+        int, None, "write a checkpoint every N steps (100)", least=1, metavar="N"
+    )
+    keep: int = option(int, 2, "number of checkpoints to keep, besides the best", least=1, metavar="N")
     track: tuple[str, ...] | None = option(
-        str, None, "show the record in: tensorboard, wandb", many=True, choices=("tensorboard", "wandb"),
+        str, None, "also log to: tensorboard, wandb", many=True, choices=("tensorboard", "wandb"),
         metavar="LIST",
     )  # fmt: skip
     weights_from: str | None = option(str, None, "run whose weights it starts from", metavar="RUN")

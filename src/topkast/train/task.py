@@ -14,6 +14,11 @@ from topkast.data.batches import Share
 from topkast.models.network import Network
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a network computes, and so where its batches have to be; the CPU if it has no parameters."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 class Task(ABC):
     """What is trained, on what.
 

@@ -18,7 +18,7 @@ from topkast.data.segments import Segments, evaluation_segments
 from topkast.data.wikitext import EDITIONS, read_wikitext
 from topkast.models.network import Network
 from topkast.models.transformer_xl import TransformerXL
-from topkast.train.task import Task
+from topkast.train.task import Task, device_of
 
 
 @dataclass
@@ -101,7 +101,7 @@ class TextTask(Task):
         return float(torch.stack(losses).sum()) / len(starts) / math.log(2)
 
     def _loss(self, model: nn.Module, text: Tensor, starts: Tensor) -> Tensor:
-        windows = text[starts[:, None] + torch.arange(self.window + 1)].long()
+        windows = text[starts[:, None] + torch.arange(self.window + 1)].long().to(device_of(model))
         logits = model(windows[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
@@ -206,10 +206,10 @@ class RecurrentTask(Task):
 
     def loss(self, model: nn.Module, step: int, generator: torch.Generator) -> Tensor:
         assert isinstance(model, TransformerXL)
-        segment = self.segments.at(step)
-        remembered = None if segment.is_first else self._remembered
-        rows = self.share.of(self.batch)
-        loss, self._remembered = model.loss(segment.inputs[rows], segment.targets[rows], remembered)
+        segment, rows, device = self.segments.at(step), self.share.of(self.batch), device_of(model)
+        remembered = None if segment.is_first or self._remembered is None else self._remembered.to(device)
+        inputs, targets = segment.inputs[rows].to(device), segment.targets[rows].to(device)
+        loss, self._remembered = model.loss(inputs, targets, remembered)
         return loss
 
     @torch.no_grad()
@@ -227,9 +227,9 @@ class RecurrentTask(Task):
     def _evaluate(self, model: TransformerXL, text: Tensor, *, whole: bool) -> float:
         """Mean −log p(target), each segment's memory given to the next."""
         parts = evaluation_segments(text, 1 if whole else self.batch, self.window)
-        total, count, remembered = 0.0, 0, None
+        total, count, remembered, device = 0.0, 0, None, device_of(model)
         for segment in parts if whole else islice(parts, self.held_out_segments):
-            loss, remembered = model.loss(segment.inputs, segment.targets, remembered)
+            loss, remembered = model.loss(segment.inputs.to(device), segment.targets.to(device), remembered)
             total += float(loss) * segment.num_targets
             count += segment.num_targets
         return total / count

@@ -67,6 +67,7 @@ class Trainer:
         torch.manual_seed(config.train.seed)
         self.batches = torch.Generator().manual_seed(config.train.seed)
         self.model, self.sparse = build(config, task.network(), method)
+        self.model.to(config.train.device)  # before the optimizer is made, as always with torch
         self.optimizer = make_optimizer(config, self._groups())
         if self.sparse is not None:
             self.sparse.attach(self.optimizer)
@@ -191,5 +192,5 @@ class Trainer:
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.config.train.precision == "bfloat16":
-            return torch.autocast("cpu", torch.bfloat16)
+            return torch.autocast(torch.device(self.config.train.device).type, torch.bfloat16)
         return nullcontext()
