@@ -25,11 +25,11 @@ DECIDED = {"task", "method", "forward_sparsity", "backward_sparsity", "seed", "r
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("compare", help="train in several ways and compare")
     add_contenders(parser)
-    parser.add_argument("--seeds", default="0", metavar="N,N", help="each contender runs with each (0)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of all runs and the page (runs/…)")
+    parser.add_argument("--seeds", default="0", metavar="N,N", help="seeds to train each contender with (0)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of all runs and the page (runs/…)")
     add_preset(parser)
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with a comparison")
-    parser.add_argument("--quiet", action="store_true", help="show nothing but the end")
+    parser.add_argument("--quiet", action="store_true", help="show only the result")
     add_options(parser, without=DECIDED)
     parser.set_defaults(run=run)
 

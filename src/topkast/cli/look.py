@@ -18,9 +18,11 @@ def add_parser(commands: Any) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--neuron", metavar="BLOCK.N", help="draw all that this neuron reads and writes")
     what.add_argument("--prompt", metavar="TEXT", help="draw what decides --symbol after this text")
-    parser.add_argument("--symbol", metavar="C", help="the symbol, one byte (the likeliest)")
-    parser.add_argument("--most", type=int, default=8, metavar="N", help="parts or channels to show (8)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the picture (RUN/look.svg)")
+    parser.add_argument("--symbol", metavar="C", help="symbol to explain, one byte (the likeliest)")
+    parser.add_argument(
+        "--most", type=int, default=8, metavar="N", help="number of parts or channels to show (8)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file of the picture (RUN/look.svg)")
     parser.set_defaults(run=run)
 
 

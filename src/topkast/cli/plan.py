@@ -37,48 +37,72 @@ def add_parser(commands: Any) -> None:
     sizes.add_argument("--sizes", metavar="N,N,…", help=_of("inputs, hidden sizes and outputs", "sizes"))
     for name, text in _SIZES.items():
         sizes.add_argument(_flag(name), type=int, metavar="N", help=_of(text, name))
-    parser.add_argument("--batch", type=int, default=32, metavar="N", help="per step and worker (32)")
+    parser.add_argument(
+        "--batch", type=int, default=32, metavar="N", help="examples per step and worker (32)"
+    )
     _add_method(parser.add_argument_group("how it is trained"))
     machines = parser.add_argument_group("machines")
-    machines.add_argument("--workers", type=int, default=1, metavar="W", help="in data parallel (1)")
-    machines.add_argument("--link", type=float, metavar="G", help="Gbit/s that each can send")
-    machines.add_argument("--memory", metavar="SIZE", help="of each, such as 16GB or 512MiB")
+    machines.add_argument(
+        "--workers", type=int, default=1, metavar="W", help="number of data-parallel workers (1)"
+    )
+    machines.add_argument("--link", type=float, metavar="G", help="Gbit/s that each worker can send")
+    machines.add_argument("--memory", metavar="SIZE", help="memory of each worker, such as 16GB or 512MiB")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     parser.set_defaults(run=run)
 
 
 def _add_method(group: Any) -> None:
     group.add_argument("--method", default="topkast", metavar="NAME", help=f"{', '.join(METHODS)} (topkast)")
-    group.add_argument("--forward-sparsity", type=float, metavar="S", help="share of zeros (0.9)")
-    backward = "of the backward set, by default with twice the elements of the forward set (topkast)"
+    group.add_argument(
+        "--forward-sparsity",
+        type=float,
+        metavar="S",
+        help="share of weights that the forward pass leaves out (0.9)",
+    )
+    backward = "share that the backward pass leaves out (topkast; by default it uses twice the weights)"
     group.add_argument("--backward-sparsity", type=float, metavar="S", help=backward)
-    group.add_argument("--distribution", default="uniform", metavar="NAME", help="uniform, er or erk")
-    group.add_argument("--budget", default="layers", help="what sparsities count: layers (default) or model")
+    group.add_argument(
+        "--distribution",
+        default="uniform",
+        metavar="NAME",
+        help="how sparsity is spread over layers: uniform, er or erk",
+    )
+    group.add_argument(
+        "--budget",
+        default="layers",
+        help="the sparsity is that of: layers (of each, default) or model (all together)",
+    )
     dense = "layers that stay dense: first, last, embeddings, with commas"
     group.add_argument("--keep-dense", default="", metavar="LIST", help=dense)
     group.add_argument("--optimizer", default="adam", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (adam)")
     group.add_argument("--reservoir", default="stored", help="stored (default) or implicit")
     share = "share of C that has been in B, for an implicit reservoir (0.05, as the paper reports)"
     group.add_argument("--returned", type=float, metavar="U", help=share)
-    group.add_argument("--steps", type=int, metavar="N", help="of the run, for its FLOPs and for schedules")
+    group.add_argument(
+        "--steps", type=int, metavar="N", help="steps of the run, for its FLOPs and for schedules"
+    )
     group.add_argument(
         "--refresh-every",
         type=int,
         metavar="N",
-        help="steps from one choice of sets to the next; of A within B for topkast",
+        help="choose the sets every N steps; for topkast, A within B",
     )
     # What the option above was called before.
     group.add_argument(
-        "--exchange-every", type=int, metavar="N", help="steps from one choice of B to the next (topkast)"
+        "--exchange-every", type=int, metavar="N", help="choose B from all weights every N steps (topkast)"
     )
     group.add_argument("--update-every", dest="refresh_every", type=int, help=argparse.SUPPRESS)
-    group.add_argument("--begin", type=int, metavar="T", help="step at which pruning begins (a quarter)")
-    end = "step at which the schedule ends (rigl, pruning: three quarters; snfs: the end; topkast: never)"
+    group.add_argument(
+        "--begin", type=int, metavar="T", help="begin to prune at this step (a quarter of the run)"
+    )
+    end = "end the schedule at this step (rigl, pruning: three quarters; snfs: the end; topkast: never)"
     group.add_argument("--t-end", type=int, metavar="T", help=end)
-    anneal = "go from dense to the sparsities along: linear, cubic or cosine (topkast)"
+    anneal = "start denser and get sparse along a curve: linear, cubic or cosine (topkast)"
     group.add_argument("--anneal", choices=("linear", "cubic", "cosine"), metavar="FORM", help=anneal)
-    group.add_argument("--anneal-from", type=float, metavar="S", help="forward sparsity it starts at (0)")
-    until = "share of the run in which it gets there (0.75)"
+    group.add_argument(
+        "--anneal-from", type=float, metavar="S", help="forward sparsity at the start of that curve (0)"
+    )
+    until = "share of the run after which the curve ends (0.75)"
     group.add_argument("--anneal-until", type=float, metavar="SHARE", help=until)
 
 

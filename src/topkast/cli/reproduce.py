@@ -26,27 +26,35 @@ _CONTROL = "no-exploration"
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("reproduce", help="the paper's tables and figures, ours beside theirs")
     parser.add_argument("names", nargs="*", metavar="NAME", help="tables and figures, or all; see --list")
-    parser.add_argument("--list", action="store_true", help="what there is")
+    parser.add_argument("--list", action="store_true", help="list the tables and figures")
     parser.add_argument("--scale", default="tiny", metavar="NAME", help=f"{', '.join(SCALES)} (tiny)")
     parser.add_argument("--seeds", type=int, metavar="N", help="runs of each row (those of the scale)")
-    parser.add_argument("--steps", type=int, metavar="N", help="of a run, for a trial (those of the scale)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (1)")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/reproduce"), metavar="FOLDER", help="of runs and pages"
+        "--steps", type=int, metavar="N", help="shorten every run to N steps, for a quick test"
     )
-    parser.add_argument("--dry-run", action="store_true", help="what would run and what it takes")
-    parser.add_argument("--no-run", action="store_true", help="pages and verdicts of what is finished")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="number of runs at a time (1)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/reproduce"),
+        metavar="FOLDER",
+        help="folder of runs and pages (runs/reproduce)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would run and what it takes")
+    parser.add_argument(
+        "--no-run", action="store_true", help="write pages and verdicts of finished runs only"
+    )
     parser.add_argument("--keep-networks", action="store_true", help="keep the checkpoints of finished runs")
     parser.add_argument(
         "--control",
         choices=(_CONTROL,),
-        help="run Top-KAST with B = A: claims on exploration must not hold then",
+        help="run Top-KAST with B = A, to see that claims on exploration then fail",
     )
     parser.add_argument(
         "--document",
         type=Path,
         metavar="FILE",
-        help="write all results that are there, of all scales, as Markdown",
+        help="write all finished results, of all scales, to this Markdown file",
     )
     parser.set_defaults(run=run)
 

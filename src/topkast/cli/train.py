@@ -27,7 +27,7 @@ from topkast.train.sections import TASKS
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("train", help="train a network, always sparse")
-    parser.add_argument("task", nargs="?", choices=TASKS, help="text (default) or images")
+    parser.add_argument("task", nargs="?", choices=TASKS, metavar="task", help="text (default) or images")
     add_options(parser, more=_add_run)
     parser.set_defaults(run=run)
 
@@ -35,15 +35,13 @@ def add_parser(commands: Any) -> None:
 def _add_run(group: Any) -> None:
     group.add_argument("--out", type=Path, metavar="RUN", help="folder of the run (runs/…)")
     add_preset(group)
-    group.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on with a run; with more --steps, for longer"
-    )
+    group.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run; --steps N extends it")
     group.add_argument(
         "--from", dest="weights_from", metavar="RUN", help="start from the weights, sets and options of a run"
     )
-    group.add_argument("--dry-run", action="store_true", help="what it would take, without training")
-    group.add_argument("--no-report", action="store_true", help="neither table nor page at the end")
-    group.add_argument("--quiet", action="store_true", help="show nothing but the end")
+    group.add_argument("--dry-run", action="store_true", help="say what the run would take, without training")
+    group.add_argument("--no-report", action="store_true", help="print no table and write no page at the end")
+    group.add_argument("--quiet", action="store_true", help="show only the result")
 
 
 def run(options: argparse.Namespace) -> int:

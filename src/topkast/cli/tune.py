@@ -20,19 +20,21 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("tune", help="find the best learning rate of each method")
     add_contenders(parser)
     parser.add_argument(
-        "--factor", type=float, default=2.0, metavar="F", help="from one rate to the next (2)"
+        "--factor", type=float, default=2.0, metavar="F", help="factor from one rate to the next (2)"
     )
-    parser.add_argument("--most", type=int, default=7, metavar="N", help="rates of a contender, at most (7)")
     parser.add_argument(
-        "--seeds", default="0", metavar="N,N", help="the first one searches, all are run at the best rate (0)"
+        "--most", type=int, default=7, metavar="N", help="try at most N rates for a contender (7)"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (1)")
+    parser.add_argument(
+        "--seeds", default="0", metavar="N,N", help="search with the first seed, run all at the best rate (0)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="number of runs at a time (1)")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("runs/tune"),
         metavar="FOLDER",
-        help="of runs and results; what is there is not run again (runs/tune)",
+        help="folder of runs and results; what it has is not run again (runs/tune)",
     )
     add_preset(parser)
     add_options(parser, without=DECIDED)

@@ -26,9 +26,7 @@ from topkast.train.trained import Trained
 def add_eval(commands: Any) -> None:
     parser = commands.add_parser("eval", help="evaluate a trained network on held-out data")
     add_run(parser)
-    parser.add_argument(
-        "--data", metavar="PATH", help="its held-out part, in place of that of the run's data"
-    )
+    parser.add_argument("--data", metavar="PATH", help="evaluate on the held-out part of this data instead")
     parser.set_defaults(run=run_eval)
 
 
@@ -86,11 +84,21 @@ def _seconds(model: nn.Module, example: Any) -> float:
 def add_generate(commands: Any) -> None:
     parser = commands.add_parser("generate", help="let a trained network write text")
     add_run(parser)
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what it goes on from")
-    parser.add_argument("--length", type=int, default=400, metavar="N", help="bytes (400)")
-    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0: the likeliest (0.8)")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="text to continue")
+    parser.add_argument(
+        "--length", type=int, default=400, metavar="N", help="number of bytes or words to write (400)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="T",
+        help="how random the text is; 0 takes the likeliest symbol (0.8)",
+    )
     parser.add_argument("--top", type=int, metavar="K", help="draw from the K likeliest only")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same gives the same text (0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed; the same seed gives the same text (0)"
+    )
     parser.set_defaults(run=run_generate)
 
 
@@ -123,7 +131,7 @@ def add_export(commands: Any) -> None:
         "--format",
         choices=tuple(FORMS),
         default="safetensors",
-        help="dense with zeros (safetensors, state_dict, onnx), or compressed: what is in use alone",
+        help="dense with zeros (safetensors, state_dict, onnx), or compressed: only weights in use",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the file (RUN/model.…)")
     parser.set_defaults(run=run_export)
@@ -139,11 +147,14 @@ def run_export(options: argparse.Namespace) -> None:
 def add_run(parser: argparse.ArgumentParser, *, engine: bool = True) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(
-        "--checkpoint", default="last", metavar="NAME", help="last (default), best, or a name"
+        "--checkpoint",
+        default="last",
+        metavar="NAME",
+        help="checkpoint to take: last (default), best, or a name",
     )
     if engine:
-        parser.add_argument("--engine", choices=ENGINES, help="in place of the run's own")
-        parser.add_argument("--threads", type=int, metavar="N", help="of the processor (all)")
+        parser.add_argument("--engine", choices=ENGINES, help="kernels to use instead of the run's own")
+        parser.add_argument("--threads", type=int, metavar="N", help="number of processor threads (all)")
 
 
 def load_run(options: argparse.Namespace) -> Trained:
