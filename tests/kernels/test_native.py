@@ -85,13 +85,17 @@ def test_results_are_the_same_to_the_last_bit_for_every_number_of_threads(
             assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("batch", [3, 40])  # less than a vector of images, and many groups of bands
+@pytest.mark.parametrize("stride", [(2, 1), (1, 1)])
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.usefixtures("threads")
-def test_convolutions_are_the_same_to_the_last_bit_for_every_number_of_threads(kernel: int) -> None:
-    geometry = ConvGeometry((2, 1), (1, 1), (1, 1), 2)
+def test_convolutions_are_the_same_to_the_last_bit_for_every_number_of_threads(
+    kernel: int, stride: tuple[int, int], batch: int
+) -> None:
+    geometry = ConvGeometry(stride, (kernel // 2, kernel // 2), (1, 1), 2)
     positions = torch.randperm(24 * 6 * kernel**2)[: 60 * kernel].sort().values
     plan = Plan((24, 6, kernel, kernel), positions, torch.rand(len(positions)) < 0.5)
-    values, x = torch.randn(len(positions)), torch.randn(3, 12, 17, 19)
+    values, x = torch.randn(len(positions)), torch.randn(batch, 12, 17, 19)
     engine = ENGINES["native"]
     grad = torch.randn_like(engine.conv(plan, values, x, None, geometry))
     results = []
@@ -107,14 +111,20 @@ def test_convolutions_are_the_same_to_the_last_bit_for_every_number_of_threads(k
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_convolutions_of_any_geometry_equal_masked(data: st.DataObject) -> None:
-    """Strides that scatter and that gather, padding beyond the kernel's reach, images of less than a panel."""
+    """Strides that scatter and that gather, padding beyond the kernel's reach, images of less than a panel.
+
+    Batches of less and of more than a vector of images; a single row of pixels, which is cut by columns.
+    """
 
     def pair(low: int, high: int) -> tuple[int, int]:
         return data.draw(st.integers(low, high)), data.draw(st.integers(low, high))
 
     groups = data.draw(st.sampled_from([1, 1, 2]))
-    kernel, space, batch = pair(1, 3), pair(5, 12), data.draw(st.integers(0, 3))
-    geometry = ConvGeometry(pair(1, 2), pair(0, 3), pair(1, 2), groups)
+    kernel, space, batch = pair(1, 3), pair(5, 12), data.draw(st.sampled_from([0, 1, 2, 3, 9, 17]))
+    geometry = ConvGeometry(pair(1, 3), pair(0, 3), pair(1, 2), groups)
+    if data.draw(st.booleans()):  # one row
+        kernel, space = (1, kernel[1]), (1, data.draw(st.sampled_from([7, 40, 150])))
+        geometry = ConvGeometry((1, geometry.stride[1]), (0, geometry.padding[1]), geometry.dilation, groups)
     shape = (2 * groups, 3, *kernel)
     n = torch.Size(shape).numel()
     torch.manual_seed(data.draw(st.integers(0, 99)))
@@ -128,6 +138,24 @@ def test_convolutions_of_any_geometry_equal_masked(data: st.DataObject) -> None:
         results.append((y, *engine.conv_grads(plan, values, x, y.cos(), geometry, (True, True))))
     for ours, exact in zip(*results, strict=True):
         torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_large_outputs_are_written_past_the_caches(kernel: int, stride: int) -> None:
+    """More than 16 MB of y and of dx, rows of which none begins at a line of the cache."""
+    shape, count = (48, 48, kernel, kernel), 300 * kernel
+    positions = torch.arange(count) * 7
+    plan = Plan(shape, positions, torch.ones(count, dtype=torch.bool))
+    geometry = ConvGeometry((stride, stride), (kernel // 2, kernel // 2), (1, 1), 1)
+    x, values = torch.randn(26, 48, 59 * stride, 61 * stride), torch.randn(count)
+    results = []
+    for engine in (ENGINES["native"], ENGINES["masked"]):
+        y = engine.conv(plan, values, x, None, geometry)
+        results.append((y, *engine.conv_grads(plan, values, x, y.cos(), geometry, (True, True))))
+    assert results[0][0].nbytes > 2**24
+    for ours, exact, atol in zip(*results, (1e-4, 1e-4, 0.1), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=atol)
 
 
 def test_a_plan_that_gathers_refuses_what_it_cannot_gather() -> None:

@@ -261,18 +261,14 @@ void conv_backward(const Plan& plan, const Sizes& sizes, Address values, int64_t
   const Conv g = checked_conv(plan, sizes);
   const int64_t inputs = input_length(g);
   const T* out = checked<const T>("dy", dy, dy_length, output_length(g, plan));
-  const int threads = checked_threads(num_threads);
-  if (dx) {
-    const T* numbers = checked<const T>("values", values, num_values, plan.num_slots());
-    T* to = output<T>("dx", dx, dx_length, inputs);
-    if (plan.gathers())
-      kernels<T>().conv(plan.columns(), turned(g, plan), numbers, out, nullptr, to, threads);
-    else
-      kernels<T>().conv_input_grad(plan.columns(), g, numbers, out, to, threads);
-  }
-  if (dvalues)
-    kernels<T>().conv_weight_grad(plan.samples(), g, checked<const T>("x", x, x_length, inputs), out,
-                                  checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements), threads);
+  const Conv back = dx && plan.gathers() ? turned(g, plan) : g;
+  kernels<T>().conv_backward(
+      plan.columns(), plan.samples(), g, plan.gathers() ? &back : nullptr,
+      dx ? checked<const T>("values", values, num_values, plan.num_slots()) : nullptr,
+      dvalues ? checked<const T>("x", x, x_length, inputs) : nullptr, out,
+      dx ? output<T>("dx", dx, dx_length, inputs) : nullptr,
+      dvalues ? checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements) : nullptr,
+      checked_threads(num_threads));
 }
 
 template <typename T>

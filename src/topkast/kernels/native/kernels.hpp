@@ -53,12 +53,12 @@ struct Kernels {
   // y[b, r, pixel] = bias[r] + sum over elements (r, c) of values[slot] * patch[c, pixel].
   void (*conv)(const Sweep& sweep, const Conv& geometry, const T* values, const T* x, const T* bias, T* y,
                int num_threads);
-  // dx from dy, by the matrix of patches x rows; its tiles hold whole channels.
-  void (*conv_input_grad)(const Sweep& sweep, const Conv& geometry, const T* values, const T* dy, T* dx,
-                          int num_threads);
-  // dvalues[e] = sum over images and pixels of dy[row(e)] * patch[column(e)].
-  void (*conv_weight_grad)(const Samples& samples, const Conv& geometry, const T* x, const T* dy, T* dvalues,
-                           int num_threads);
+  // Its backward pass; dx and dvalues may be null.
+  //   dx by the sweep: if `turned` is given, it is the convolution of dy that gives dx, and the sweep its matrix. Else
+  //     the sweep is the transposed matrix, (channel, tap) x rows, and its tiles hold whole channels.
+  //   dvalues[e] = sum over images and pixels of dy[row(e)] * patch[column(e)].
+  void (*conv_backward)(const Sweep& sweep, const Samples& samples, const Conv& geometry, const Conv* turned,
+                        const T* values, const T* x, const T* dy, T* dx, T* dvalues, int num_threads);
   // Compares magnitudes with a band, 64 to a word of marks, and with their flags. A bit is set where the number is
   // within the band, or is above it and not active, or below it and active. Active ones count `favour` times.
   ScanResult (*scan)(const T* values, const uint8_t* active, int64_t n, Band<typename Key<T>::type> band, T favour,

@@ -40,14 +40,13 @@ inline void add_sums<float>(const Vector<float>::type* a, float* out) {
 #endif
 
 // sums[j] += left . right[column[j]] for the first N of a group of 4 elements of one row; `l` is the row of `left`.
-template <typename T, int V, int N, bool Ahead>
-inline void sample_group(const typename Vector<T>::type* l, const T* right, const uint16_t* column, T* sums) {
+template <typename T, int V, int N, bool Ahead, typename Right>
+inline void sample_group(const typename Vector<T>::type* l, const Right& right, const uint16_t* column, T* sums) {
   using vec = typename Vector<T>::type;
-  constexpr int64_t width = V * Vector<T>::lanes;
   if (Ahead)
-    for (int j = 0; j < 4; ++j) prefetch_row<T, V>(right + column[kAhead + j] * width);
+    for (int j = 0; j < 4; ++j) prefetch_row<T, V>(right.at(column[kAhead + j]));
   const vec* r[N];
-  for (int j = 0; j < N; ++j) r[j] = reinterpret_cast<const vec*>(right + column[j] * width);
+  for (int j = 0; j < N; ++j) r[j] = reinterpret_cast<const vec*>(right.at(column[j]));
   vec acc[4] = {};
   for (int j = 0; j < N; ++j) acc[j] = l[0] * r[j][0];
   for (int v = 1; v < V; ++v)
@@ -57,8 +56,8 @@ inline void sample_group(const typename Vector<T>::type* l, const T* right, cons
 
 // sums[j] += left . right[column[j]] for `count` elements of one row. The row of `left` stays in registers, so that an
 // element costs one load per multiply-add and nothing else. Rows come in order of their count: the switch is foreseen.
-template <typename T, int V, bool Ahead>
-inline void sample_segment(const T* left, const T* right, const uint16_t* column, int count, T* sums) {
+template <typename T, int V, bool Ahead, typename Right>
+inline void sample_segment(const T* left, const Right& right, const uint16_t* column, int count, T* sums) {
   using vec = typename Vector<T>::type;
   vec l[V];
   for (int v = 0; v < V; ++v) l[v] = reinterpret_cast<const vec*>(left)[v];
@@ -73,43 +72,47 @@ inline void sample_segment(const T* left, const T* right, const uint16_t* column
   }
 }
 
-// Some tiles of one block, for one panel.
-template <typename T, int V, bool Ahead>
-void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
-                  T* sums) {
-  constexpr int64_t width = V * Vector<T>::lanes;
-  const T* r = right + block * s.block_columns * width;
+// Some tiles of one block; `left` and `right` say where rows and columns are.
+template <typename T, int V, bool Ahead, typename Left, typename Right>
+void sample_cells(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const Left& left,
+                  const Right& right, T* sums) {
+  const Right r = right.from(block * s.block_columns);
   for (int64_t tile = first_tile; tile < last_tile; ++tile) {
     const int64_t at = tile * s.num_blocks + block;
-    const T* l = left + tile * s.tile_rows * width;
+    const Left l = left.from(tile * s.tile_rows);
     const uint16_t* column = s.column.data() + s.first_group[at] * Samples::group;
     T* out = sums + s.first_group[at] * Samples::group;
     for (int64_t i = s.first_segment[at]; i < s.first_segment[at + 1]; ++i) {
       const Samples::Segment segment = s.segments[i];
-      prefetch_row<T, V>(l + s.segments[i + 1].row * width);
+      prefetch_row<T, V>(l.at(s.segments[i + 1].row));
       const int groups = (segment.count + Samples::group - 1) / Samples::group;
-      sample_segment<T, V, Ahead>(l + segment.row * width, r, column, segment.count, out);
+      sample_segment<T, V, Ahead>(l.at(segment.row), r, column, segment.count, out);
       column += groups * Samples::group;
       out += groups * Samples::group;
     }
   }
 }
 
+// Some tiles of one block, for one panel.
+template <typename T, int V, bool Ahead>
+void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
+                  T* sums) {
+  constexpr int64_t width = V * Vector<T>::lanes;
+  sample_cells<T, V, Ahead>(s, block, first_tile, last_tile, Even<const T, width>{left}, Even<const T, width>{right},
+                            sums);
+}
+
 template <typename T>
 void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
                   int64_t width, T* sums) {
   const bool ahead = s.block_columns * width * int64_t(sizeof(T)) > kL1;
-  switch (width / Vector<T>::lanes) {
-    case 8:
-      return ahead ? sample_block<T, 8, true>(s, block, first_tile, last_tile, left, right, sums)
-                   : sample_block<T, 8, false>(s, block, first_tile, last_tile, left, right, sums);
-    case 4:
-      return sample_block<T, 4, false>(s, block, first_tile, last_tile, left, right, sums);
-    case 2:
-      return sample_block<T, 2, false>(s, block, first_tile, last_tile, left, right, sums);
-    default:
-      return sample_block<T, 1, false>(s, block, first_tile, last_tile, left, right, sums);
-  }
+  with_vectors<kPanel>(width / Vector<T>::lanes, [&](auto vectors) {
+    constexpr int V = decltype(vectors)::value;
+    if (ahead && V == kPanel)
+      sample_block<T, V, V == kPanel>(s, block, first_tile, last_tile, left, right, sums);
+    else
+      sample_block<T, V, false>(s, block, first_tile, last_tile, left, right, sums);
+  });
 }
 
 // A packed panel of both operands, and where its products are added.

@@ -13,13 +13,12 @@ namespace TOPKAST_ISA_NAMESPACE {
 
 // y[0..V) += sum of value * x[column]; V vectors of tokens. Short panels take several elements at a time, so that
 // there are always enough independent sums to hide the latency.
-template <typename T, int V, bool Ahead>
-inline void accumulate(const T* x, const uint16_t* column, const T* value, int count, T* y) {
+template <typename T, int V, bool Ahead, typename Input>
+inline void accumulate(const Input& x, const uint16_t* column, const T* value, int count, T* y) {
   using vec = typename Vector<T>::type;
-  constexpr int chains = kRegisters / V;
-  constexpr int64_t width = V * Vector<T>::lanes;
+  constexpr int chains = V > kSums / 2 ? 1 : kSums / V;
   auto fetch = [&](int e) {
-    if (Ahead) prefetch_row<T, V>(x + column[e + kAhead] * width);
+    if (Ahead) prefetch_row<T, V>(x.at(column[e + kAhead]));
   };
   vec acc[chains][V];
   for (int v = 0; v < V; ++v) acc[0][v] = reinterpret_cast<const vec*>(y)[v];
@@ -29,12 +28,12 @@ inline void accumulate(const T* x, const uint16_t* column, const T* value, int c
   for (; e + chains <= count; e += chains)
     for (int c = 0; c < chains; ++c) {
       fetch(e + c);
-      const vec* row = reinterpret_cast<const vec*>(x + column[e + c] * width);
+      const vec* row = reinterpret_cast<const vec*>(x.at(column[e + c]));
       for (int v = 0; v < V; ++v) acc[c][v] += value[e + c] * row[v];
     }
   for (; e < count; ++e) {
     fetch(e);
-    const vec* row = reinterpret_cast<const vec*>(x + column[e] * width);
+    const vec* row = reinterpret_cast<const vec*>(x.at(column[e]));
     for (int v = 0; v < V; ++v) acc[0][v] += value[e] * row[v];
   }
   for (int c = 1; c < chains; ++c)
@@ -42,39 +41,41 @@ inline void accumulate(const T* x, const uint16_t* column, const T* value, int c
   for (int v = 0; v < V; ++v) reinterpret_cast<vec*>(y)[v] = acc[0][v];
 }
 
-// One tile of output rows for one packed panel; y is tile_rows x width.
-template <typename T, int V, bool Ahead>
-void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, T* y) {
-  constexpr int64_t width = V * Vector<T>::lanes;
+// One tile of output rows: `in` says where a column of the input is, `out` where a row of the tile is.
+template <typename T, int V, bool Ahead, typename Input, typename Output>
+void sweep_cells(const Sweep& s, int64_t tile, const T* value, const Input& in, const Output& out) {
   for (int64_t block = 0; block < s.num_blocks; ++block) {
     const int64_t at = tile * s.num_blocks + block;
-    const T* x = packed + block * s.block_columns * width;
+    const Input x = in.from(block * s.block_columns);
     const uint16_t* column = s.column.data() + s.first_element[at];
     const T* v = value + s.first_element[at];
     for (int64_t i = s.first_segment[at]; i < s.end_segment[at]; ++i) {
       const Sweep::Segment segment = s.segments[i];
-      prefetch_row<T, V>(y + s.segments[i + 1].row * width);
-      accumulate<T, V, Ahead>(x, column, v, segment.count, y + segment.row * width);
+      prefetch_row<T, V>(out.at(s.segments[i + 1].row));
+      accumulate<T, V, Ahead>(x, column, v, segment.count, out.at(segment.row));
       column += segment.count;
       v += segment.count;
     }
   }
 }
 
+// One tile of output rows for one packed panel; y is tile_rows x width.
+template <typename T, int V, bool Ahead>
+void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, T* y) {
+  constexpr int64_t width = V * Vector<T>::lanes;
+  sweep_cells<T, V, Ahead>(s, tile, value, Even<const T, width>{packed}, Even<T, width>{y});
+}
+
 template <typename T>
 void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, int64_t width, T* y) {
   const bool ahead = s.block_columns * width * int64_t(sizeof(T)) > kL1;
-  switch (width / Vector<T>::lanes) {
-    case 8:
-      return ahead ? sweep_tile<T, 8, true>(s, tile, value, packed, y)
-                   : sweep_tile<T, 8, false>(s, tile, value, packed, y);
-    case 4:
-      return sweep_tile<T, 4, false>(s, tile, value, packed, y);
-    case 2:
-      return sweep_tile<T, 2, false>(s, tile, value, packed, y);
-    default:
-      return sweep_tile<T, 1, false>(s, tile, value, packed, y);
-  }
+  with_vectors<kPanel>(width / Vector<T>::lanes, [&](auto vectors) {
+    constexpr int V = decltype(vectors)::value;
+    if (ahead && V == kPanel)
+      sweep_tile<T, V, V == kPanel>(s, tile, value, packed, y);
+    else
+      sweep_tile<T, V, false>(s, tile, value, packed, y);
+  });
 }
 
 // Sets each row of a tile to its bias, or to zero.

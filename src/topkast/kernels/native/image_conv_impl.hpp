@@ -1,0 +1,296 @@
+// Convolutions of several taps, for one instruction set: images side by side (see images_impl.hpp).
+#pragma once
+
+#include "images_impl.hpp"
+
+namespace topkast {
+namespace TOPKAST_ISA_NAMESPACE {
+
+// Planes of groups of bands; `packed` has room for some groups.
+template <typename T>
+struct Images {
+  static constexpr int64_t lanes = Vector<T>::lanes;
+  const Layout n;
+  const Bands& bands;
+  const T* data;
+  int64_t planes, plane_size;  // of an image, in numbers
+  T* packed;
+
+  Images(const Layout& n, const Bands& bands, const T* data, int64_t planes, int64_t plane_size, int64_t together,
+         Scratch<T>& scratch)
+      : n(n), bands(bands), data(data), planes(planes), plane_size(plane_size) {
+    packed = scratch.get(together * group_size());
+  }
+  int64_t group_size() const { return planes * n.plane() * lanes; }
+  T* group(int64_t i) const { return packed + i * group_size(); }
+  // From output `column` of output row `row` of packed bands on.
+  const T* at(const T* group, int64_t row, int64_t column) const {
+    return group + (row * n.row_size() + column) * lanes;
+  }
+  void pack(int64_t number, int64_t plane, T* group) const {
+    thread_local Scratch<T> scratch;
+    pack_plane(n, bands, number, data + plane * plane_size, planes * plane_size, Lines<T>(n.span(), scratch),
+               group + plane * n.plane() * lanes);
+  }
+  // All planes of a group, by the calling thread.
+  void pack_group(int64_t number, T* group) const {
+    for (int64_t plane = 0; plane < planes; ++plane) pack(number, plane, group);
+  }
+  // Packs `count` groups; called by all threads of a parallel region.
+  void pack_groups(int64_t first, int64_t count) const {
+#pragma omp for schedule(static) collapse(2)
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t plane = 0; plane < planes; ++plane) pack(first + i, plane, group(i));
+  }
+};
+
+// Calls f(packed group, its number, task) for all groups and tasks; called by all threads of a parallel region. A
+// thread does whole groups by itself, so that it reads nothing that another core has packed (which takes up to 1.7
+// times as long, depending on where the cores are). The groups that are left when there are too few for all threads are
+// shared.
+template <typename T, typename F>
+void for_groups(const Images<T>& images, int64_t shared, int64_t tasks, F&& f) {
+  thread_local Scratch<T> scratch;
+  const int64_t groups = images.bands.groups(Vector<T>::lanes), whole = groups - shared;
+#pragma omp for schedule(dynamic) nowait
+  for (int64_t number = 0; number < whole; ++number) {
+    T* own = scratch.get(images.group_size());
+    images.pack_group(number, own);
+    for (int64_t task = 0; task < tasks; ++task) f(own, number, task);
+  }
+  if (shared == 0) return;
+  images.pack_groups(whole, shared);
+#pragma omp for schedule(dynamic) collapse(2)
+  for (int64_t i = 0; i < shared; ++i)
+    for (int64_t task = 0; task < tasks; ++task) f(images.group(i), whole + i, task);
+}
+
+template <typename T>
+Bands bands_of(const Conv& g) {
+  const Axis row = rows_of(g), column = columns_of(g);
+  const bool cuts_columns = g.out_height == 1;
+  const int64_t pixels = row.phases * column.phases * (cuts_columns ? 1 : g.out_width + column.reach());
+  return cut(g.batch, g.out_height, g.out_width, cuts_columns, cuts_columns ? column.reach() : row.reach(),
+             g.channels * pixels * TOPKAST_VECTOR_BYTES, Vector<T>::lanes);
+}
+
+inline Layout input_layout(const Conv& g, const Bands& bands) {
+  const Axis row = rows_of(g), column = columns_of(g);
+  return {row, column, bands.rows + row.reach(), bands.columns + column.reach()};
+}
+
+// How far from the output pixel the inputs of `channels` channels are, tap by tap; `length` numbers.
+inline const uint32_t* distances(const Layout& n, int64_t channels, int64_t length, Scratch<uint32_t>& scratch) {
+  uint32_t* table = scratch.get(length);
+  int64_t i = 0;
+  for (int64_t channel = 0; channel < channels; ++channel)
+    for (int64_t row = 0; row < n.row.kernel; ++row)
+      for (int64_t column = 0; column < n.column.kernel; ++column)
+        table[i++] = static_cast<uint32_t>(channel * n.plane() + n.distance(row, column));
+  fill(table + i, table + length, uint32_t(0));  // kernels look ahead
+  return table;
+}
+
+// Whether a strip reads more than L1 holds of a block's columns.
+inline bool is_beyond_l1(const Conv& g, int64_t block_columns, int64_t width) {
+  const int64_t channels = divided_up(block_columns, g.taps());
+  return channels * g.kernel_height * (width + g.kernel_width - 1) * TOPKAST_VECTOR_BYTES > kL1;
+}
+
+// A tile for one strip of outputs, of which there are `width` vectors.
+template <typename T, typename Input, typename Output>
+void sweep_strip(const Sweep& s, int64_t tile, const T* value, const Input& in, const Output& out, int64_t width,
+                 bool ahead) {
+  with_width(width, [&](auto number) {
+    constexpr int V = decltype(number)::value;
+    constexpr bool is_wide = V > kStrip / 2;
+    if (is_wide && ahead)
+      sweep_cells<T, V, is_wide>(s, tile, value, in, out);
+    else
+      sweep_cells<T, V, false>(s, tile, value, in, out);
+  });
+}
+
+// Outputs that a tile is computed for before it is unpacked: enough to write whole lines of an image.
+constexpr int64_t kOutputsAtOnce = 48;
+
+// All tiles for `rows` rows of a group from row `first` on, by one thread.
+template <typename T>
+void finish_rows(const Sweep& s, const Conv& g, const Images<T>& x, const T* group, int64_t number, int64_t first,
+                 int64_t rows, const uint32_t* table, const T* value, const T* bias, T* y) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  thread_local Scratch<T> tile_scratch, line_scratch;
+  const int64_t columns = x.bands.columns, size = rows * columns * lanes;
+  T* tile_y = tile_scratch.get(s.tile_rows * size);
+  const Lines<T> lines(rows * columns, line_scratch);
+  const Strips strips(columns, kStrip);
+  for (int64_t tile = 0; tile < s.num_tiles; ++tile) {
+    const int64_t first_row = tile * s.tile_rows, tile_rows = smaller(s.tile_rows, s.num_rows - first_row);
+    start_tile(bias ? bias + first_row : nullptr, tile_rows, size, tile_y);
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t strip = 0; strip < strips.count; ++strip) {
+        const int64_t column = strips.first(strip), width = strips.width(strip);
+        const Listed<const T, lanes> in{x.at(group, first + row, column), table};
+        const Apart<T> out{tile_y + (row * columns + column) * lanes, size};
+        sweep_strip(s, tile, value, in, out, width, is_beyond_l1(g, s.block_columns, width));
+      }
+    for (int64_t r = 0; r < tile_rows; ++r)
+      unpack_outputs(x.bands, number, first, rows, tile_y + r * size, lines, y + (first_row + r) * g.pixels(),
+                     s.num_rows * g.pixels(), g.out_height, g.out_width);
+  }
+}
+
+template <typename T>
+void image_conv(const Sweep& s, const Conv& g, const T* values, const T* x, const T* bias, T* y, int num_threads) {
+  if (g.batch * g.pixels() == 0 || s.num_rows == 0) return;
+  const Bands bands = bands_of<T>(g);
+  const int64_t shared = bands.groups(Vector<T>::lanes) % num_threads;
+  thread_local Scratch<T> value_scratch, x_scratch;
+  thread_local Scratch<uint32_t> table_scratch;
+  const Images<T> images(input_layout(g, bands), bands, x, g.channels, g.height * g.width, shared, x_scratch);
+  const uint32_t* table = distances(images.n, g.channels, s.num_blocks * s.block_columns, table_scratch);
+  T* value = value_scratch.get(s.room());
+  const int64_t rows = smaller(bands.rows, divided_up(kOutputsAtOnce, bands.columns));
+#pragma omp parallel num_threads(num_threads)
+  {
+    gather_values(s, values, value);
+    for_groups(images, shared, divided_up(bands.rows, rows), [&](const T* group, int64_t number, int64_t task) {
+      const int64_t first = task * rows;
+      finish_rows(s, g, images, group, number, first, smaller(rows, bands.rows - first), table, value, bias, y);
+    });
+    finish_writes();
+  }
+}
+
+// Input gradient for strides above 1; others gather, which is `image_conv` of dy. Rows of the sweep are (channel, tap):
+// what one adds up belongs to the inputs that its tap reads. Tiles hold whole channels (Plan sees to it). A task is one
+// tile for a group of bands of dx, computed from all rows of dy that reach them: it is the only one to write there.
+template <typename T>
+void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* dy, T* dx, int num_threads) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  const int64_t image_size = g.channels * g.height * g.width;
+  if (g.pixels() == 0 || s.num_rows == 0 || s.num_columns == 0) return fill(dx, dx + g.batch * image_size, T(0));
+  const Axis row = rows_of(g), column = columns_of(g);
+  const int64_t halo = row.reach(), units = divided_up(g.height + g.padding_height, g.stride_height);
+  const Bands bands =
+      cut(g.batch, units, g.out_width, false, 3 * halo, s.num_columns * g.out_width * TOPKAST_VECTOR_BYTES, lanes);
+  const Layout n{row, column, bands.rows + 2 * halo, g.out_width + column.reach()};
+  const Layout m{plain(g.out_height, halo), plain(g.out_width), bands.rows + halo, g.out_width};
+  const int64_t shared = bands.groups(lanes) % num_threads;
+  thread_local Scratch<T> value_scratch, dy_scratch;
+  thread_local Scratch<uint32_t> table_scratch;
+  const Images<T> images(m, bands, dy, s.num_columns, g.pixels(), shared, dy_scratch);
+  const uint32_t* table = distances(n, s.tile_rows / g.taps(), s.tile_rows, table_scratch);
+  T* value = value_scratch.get(s.room());
+  const Strips strips(g.out_width, kPanel);  // a block of columns is as in a linear layer
+  const bool ahead = s.block_columns * kPanel * TOPKAST_VECTOR_BYTES > kL1;
+#pragma omp parallel num_threads(num_threads)
+  {
+    thread_local Scratch<T> tile_scratch, line_scratch;
+    const int64_t plane = n.plane() * lanes;
+    T* tile_dx = tile_scratch.get(s.tile_rows / g.taps() * plane);
+    const Lines<T> lines(n.span(), line_scratch);
+    gather_values(s, values, value);
+    for_groups(images, shared, s.num_tiles, [&](const T* group, int64_t number, int64_t tile) {
+      const int64_t first_row = tile * s.tile_rows, rows = smaller(s.tile_rows, s.num_rows - first_row);
+      const int64_t first = first_row / g.taps(), channels = rows / g.taps();
+      fill(tile_dx, tile_dx + channels * plane, T(0));
+      for (int64_t out_row = 0; out_row < m.row_places; ++out_row)
+        for (int64_t strip = 0; strip < strips.count; ++strip) {
+          const int64_t out_column = strips.first(strip);
+          const Apart<const T> in{images.at(group, out_row, out_column), m.plane() * lanes};
+          const Listed<T, lanes> out{tile_dx + (out_row * n.row_size() + out_column) * lanes, table};
+          sweep_strip(s, tile, value, in, out, strips.width(strip), ahead);
+        }
+      for (int64_t c = 0; c < channels; ++c)
+        unpack_inputs(n, bands, number, tile_dx + c * plane, lines, dx + (first + c) * g.height * g.width, image_size);
+    });
+    finish_writes();
+  }
+}
+
+// Some tiles of a block, for all outputs of a group.
+template <typename T>
+void sample_group_of_bands(const Samples& s, const Conv& g, const Images<T>& dy, const T* dy_group, const Images<T>& x,
+                           const T* x_group, const uint32_t* table, int64_t block, int64_t tile, int64_t last,
+                           T* sums) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  const Strips strips(x.bands.columns, kStrip);
+  for (int64_t row = 0; row < x.bands.rows; ++row)
+    for (int64_t strip = 0; strip < strips.count; ++strip) {
+      const int64_t column = strips.first(strip), width = strips.width(strip);
+      const Apart<const T> left{dy.at(dy_group, row, column), dy.n.plane() * lanes};
+      const Listed<const T, lanes> right{x.at(x_group, row, column), table};
+      const bool ahead = is_beyond_l1(g, s.block_columns, width);
+      with_width(width, [&](auto number) {
+        constexpr int V = decltype(number)::value;
+        constexpr bool is_wide = V > kStrip / 2;
+        if (is_wide && ahead)
+          sample_cells<T, V, is_wide>(s, block, tile, last, left, right, sums);
+        else
+          sample_cells<T, V, false>(s, block, tile, last, left, right, sums);
+      });
+    }
+}
+
+// Groups whose products are added up apart from the others', where that does not take much memory.
+template <typename T>
+Lanes group_lanes(const Samples& s, int64_t groups) {
+  constexpr int64_t most = 8, enough = 8 << 20;
+  const int64_t bytes = s.num_groups() * Samples::group * int64_t(sizeof(T)) + 1;
+  return {larger(1, smaller(smaller(most, groups), enough / bytes)), groups};
+}
+
+template <typename T>
+void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy, T* dvalues, int num_threads) {
+  if (g.batch * g.pixels() == 0 || s.num_elements == 0) return fill(dvalues, dvalues + s.num_elements, T(0));
+  const Bands bands = bands_of<T>(g);
+  const int64_t groups = bands.groups(Vector<T>::lanes);
+  const Lanes lanes = group_lanes<T>(s, groups);
+  const bool by_lane = lanes.suffice(num_threads);
+  const int64_t together = by_lane ? 0 : smaller(groups, num_threads);
+  thread_local Scratch<T> left_scratch, right_scratch, sums_scratch;
+  thread_local Scratch<uint32_t> table_scratch;
+  const Layout m{plain(g.out_height), plain(g.out_width), bands.rows, bands.columns};
+  const Images<T> left(m, bands, dy, s.num_rows, g.pixels(), together, left_scratch);
+  const Images<T> right(input_layout(g, bands), bands, x, g.channels, g.height * g.width, together, right_scratch);
+  const uint32_t* table = distances(right.n, g.channels, s.num_blocks * s.block_columns, table_scratch);
+  const Sums<T> sums(s, lanes, sums_scratch);
+#pragma omp parallel num_threads(num_threads)
+  {
+    if (by_lane) {
+      thread_local Scratch<T> own_left_scratch, own_right_scratch;
+      T* own_left = own_left_scratch.get(left.group_size());
+      T* own_right = own_right_scratch.get(right.group_size());
+#pragma omp for schedule(dynamic)
+      for (int64_t lane = 0; lane < lanes.count; ++lane) {
+        sums.start(lane);
+        for (int64_t i = lanes.first(lane); i < lanes.first(lane + 1); ++i) {
+          left.pack_group(i, own_left);
+          right.pack_group(i, own_right);
+          for (int64_t block = 0; block < s.num_blocks; ++block)
+            sample_group_of_bands(s, g, left, own_left, right, own_right, table, block, 0, s.num_tiles,
+                                  sums.lane(lane));
+        }
+      }
+    } else {
+      start_sums(sums, lanes);
+      const int64_t step = larger(1, s.num_tiles / (2 * omp_get_num_threads()));
+      for (int64_t g0 = 0; g0 < groups; g0 += together) {
+        const int64_t count = smaller(together, groups - g0);
+        left.pack_groups(g0, count);
+        right.pack_groups(g0, count);
+#pragma omp for schedule(dynamic)
+        for (int64_t tile = 0; tile < s.num_tiles; tile += step)
+          for (int64_t block = 0; block < s.num_blocks; ++block)
+            for (int64_t i = 0; i < count; ++i)
+              sample_group_of_bands(s, g, left, left.group(i), right, right.group(i), table, block, tile,
+                                    smaller(s.num_tiles, tile + step), sums.lane(lanes.of(g0 + i)));
+      }
+    }
+    collect_sums(s, sums, lanes, dvalues);
+  }
+}
+
+}  // namespace TOPKAST_ISA_NAMESPACE
+}  // namespace topkast
