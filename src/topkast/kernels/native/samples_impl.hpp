@@ -41,7 +41,8 @@ inline void add_sums<float>(const Vector<float>::type* a, float* out) {
 
 // sums[j] += left . right[column[j]] for the first N of a group of 4 elements of one row; `l` is the row of `left`.
 template <typename T, int V, int N, bool Ahead, typename Right>
-inline void sample_group(const typename Vector<T>::type* l, const Right& right, const uint16_t* column, T* sums) {
+TOPKAST_INLINE void sample_group(const typename Vector<T>::type* l, const Right& right, const uint16_t* column,
+                                 T* sums) {
   using vec = typename Vector<T>::type;
   if (Ahead)
     for (int j = 0; j < 4; ++j) prefetch_row<T, V>(right.at(column[kAhead + j]));
@@ -57,7 +58,7 @@ inline void sample_group(const typename Vector<T>::type* l, const Right& right, 
 // sums[j] += left . right[column[j]] for `count` elements of one row. The row of `left` stays in registers, so that an
 // element costs one load per multiply-add and nothing else. Rows come in order of their count: the switch is foreseen.
 template <typename T, int V, bool Ahead, typename Right>
-inline void sample_segment(const T* left, const Right& right, const uint16_t* column, int count, T* sums) {
+TOPKAST_INLINE void sample_segment(const T* left, const Right& right, const uint16_t* column, int count, T* sums) {
   using vec = typename Vector<T>::type;
   vec l[V];
   for (int v = 0; v < V; ++v) l[v] = reinterpret_cast<const vec*>(left)[v];
@@ -156,7 +157,7 @@ struct Lanes {
 
 template <typename T>
 Lanes lanes_for(int64_t panels, int64_t columns) {
-  constexpr int64_t most = 8, least_panels = 2, l2 = 512 * 1024;
+  constexpr int64_t most = 8, least_panels = 2, l2 = 768 * 1024;
   const bool fits = columns * Vector<T>::panel * int64_t(sizeof(T)) <= l2;
   const int64_t count = fits ? smaller(most, panels / least_panels) : 1;
   return {count > 0 ? count : 1, panels};

@@ -14,7 +14,7 @@ namespace TOPKAST_ISA_NAMESPACE {
 // y[0..V) += sum of value * x[column]; V vectors of tokens. Short panels take several elements at a time, so that
 // there are always enough independent sums to hide the latency.
 template <typename T, int V, bool Ahead, typename Input>
-inline void accumulate(const Input& x, const uint16_t* column, const T* value, int count, T* y) {
+TOPKAST_INLINE void accumulate(const Input& x, const uint16_t* column, const T* value, int count, T* y) {
   using vec = typename Vector<T>::type;
   constexpr int chains = V > kSums / 2 ? 1 : kSums / V;
   auto fetch = [&](int e) {
