@@ -340,13 +340,8 @@ class SparseWeight(NotATensor):
     # ---- copies ---------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for derived in (
-            "_plan", "_chooser", "_within", "_bound", "tape", "wants_gradient", "number", "_step_read",
-            "_driver", "copies",
-        ):  # fmt: skip
-            state.pop(derived, None)
-        return state
+        derived = ("_plan", "_chooser", "_within", "_bound", "tape", "wants_gradient", "number", "_step_read")
+        return {k: v for k, v in self.__dict__.items() if k not in (*derived, "_driver", "copies")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({"grid": Grid.of(state["shape"]), **state})  # older pickles have none

@@ -162,9 +162,20 @@ void image_conv(const Sweep& s, const Conv& g, const T* values, const T* x, cons
   }
 }
 
+// Adds `width` vectors of each of some rows, one row after the other, to where `out` says.
+template <typename T, typename Output>
+void add_rows(const T* rows, int64_t count, int64_t width, const Output& out) {
+  using vec = typename Vector<T>::type;
+  for (int64_t r = 0; r < count; ++r, rows += width * Vector<T>::lanes) {
+    vec* to = reinterpret_cast<vec*>(out.at(r));
+    for (int64_t v = 0; v < width; ++v) to[v] += reinterpret_cast<const vec*>(rows)[v];
+  }
+}
+
 // Input gradient for strides above 1; others gather, which is `image_conv` of dy. Rows of the sweep are (channel, tap):
-// what one adds up belongs to the inputs that its tap reads. Tiles hold whole channels (Plan sees to it). A task is one
-// tile for a group of bands of dx, computed from all rows of dy that reach them: it is the only one to write there.
+// what one adds up belongs to the inputs that its tap reads. The taps of a channel are put together in their own order,
+// since that of segments depends on how A came about. Tiles hold whole channels (Plan sees to it). A task is one tile
+// for a group of bands of dx, computed from all rows of dy that reach them: it is the only one to write there.
 template <typename T>
 void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* dy, T* dx, int num_threads) {
   constexpr int64_t lanes = Vector<T>::lanes;
@@ -186,8 +197,9 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
   const bool ahead = s.block_columns * kPanel * TOPKAST_VECTOR_BYTES > kL1;
 #pragma omp parallel num_threads(num_threads)
   {
-    thread_local Scratch<T> tile_scratch, line_scratch;
+    thread_local Scratch<T> rows_scratch, tile_scratch, line_scratch;
     const int64_t plane = n.plane() * lanes;
+    T* strip_dx = rows_scratch.get(s.tile_rows * kPanel * lanes);
     T* tile_dx = tile_scratch.get(s.tile_rows / g.taps() * plane);
     const Lines<T> lines(n.span(), line_scratch);
     gather_values(s, values, value);
@@ -199,8 +211,11 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
         for (int64_t strip = 0; strip < strips.count; ++strip) {
           const int64_t out_column = strips.first(strip);
           const Apart<const T> in{images.at(group, out_row, out_column), m.plane() * lanes};
-          const Listed<T, lanes> out{tile_dx + (out_row * n.row_size() + out_column) * lanes, table};
-          sweep_strip(s, tile, value, in, out, strips.width(strip), ahead);
+          const int64_t width = strips.width(strip);
+          start_tile(static_cast<const T*>(nullptr), rows, width * lanes, strip_dx);
+          sweep_strip(s, tile, value, in, Apart<T>{strip_dx, width * lanes}, width, ahead);
+          add_rows(strip_dx, rows, width,
+                   Listed<T, lanes>{tile_dx + (out_row * n.row_size() + out_column) * lanes, table});
         }
       for (int64_t c = 0; c < channels; ++c)
         unpack_inputs(n, bands, number, tile_dx + c * plane, lines, dx + (first + c) * g.height * g.width, image_size);
