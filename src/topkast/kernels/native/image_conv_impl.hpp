@@ -248,20 +248,12 @@ void sample_group_of_bands(const Samples& s, const Conv& g, const Images<T>& dy,
     }
 }
 
-// Groups whose products are added up apart from the others', where that does not take much memory.
-template <typename T>
-Lanes group_lanes(const Samples& s, int64_t groups) {
-  constexpr int64_t most = 8, enough = 8 << 20;
-  const int64_t bytes = s.num_groups() * Samples::group * int64_t(sizeof(T)) + 1;
-  return {larger(1, smaller(smaller(most, groups), enough / bytes)), groups};
-}
-
 template <typename T>
 void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy, T* dvalues, int num_threads) {
   if (g.batch * g.pixels() == 0 || s.num_elements == 0) return fill(dvalues, dvalues + s.num_elements, T(0));
   const Bands bands = bands_of<T>(g);
   const int64_t groups = bands.groups(Vector<T>::lanes);
-  const Lanes lanes = group_lanes<T>(s, groups);
+  const Lanes lanes = lanes_for<T>(s, groups, 1);
   const bool by_lane = lanes.suffice(num_threads);
   const int64_t together = by_lane ? 0 : smaller(groups, num_threads);
   thread_local Scratch<T> left_scratch, right_scratch, sums_scratch;

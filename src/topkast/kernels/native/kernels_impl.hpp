@@ -143,7 +143,7 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
   }
   if (!dx && !dvalues && !dbias) return;
   const Backward<T> b{s, m, rows_are_outputs, x, dy, tokens, dx, dvalues, dbias};
-  const Lanes lanes = lanes_for<T>(b.panels(), s.num_columns + s.num_rows);
+  const Lanes lanes = lanes_for<T>(m, b.panels());
   const bool by_lane = lanes.suffice(num_threads);
   const int64_t together = by_lane ? 0 : panels_together<T>(b.panels(), s.num_columns + s.num_rows, num_threads);
   thread_local Scratch<T> value_scratch, dy_scratch, x_scratch, sums_scratch, parts_scratch;

@@ -88,7 +88,7 @@ void pixel_backward(const Sweep& s, const Samples& m, const Conv& g, const T* va
     fill(dvalues, dvalues + m.num_elements, T(0));
     dvalues = nullptr;
   }
-  const Lanes lanes = lanes_for<T>(panels, m.num_rows + m.num_columns);
+  const Lanes lanes = lanes_for<T>(m, panels);
   const bool by_lane = lanes.suffice(num_threads);
   if (dx && !(dvalues && by_lane)) {
     pixel_product(s, planes(g, s.num_columns), g, values, dy, static_cast<const T*>(nullptr), dx, num_threads);

@@ -134,7 +134,7 @@ int64_t panels_together(int64_t panels, int64_t columns, int num_threads) {
   return smaller(panels, num_threads * (1 + enough / bytes));
 }
 
-// Consecutive panels whose products are added up apart from the others'. Where a panel of both operands fits into L2, a
+// Consecutive panels whose products are added up apart from the others'. Where their sums do not take much memory, a
 // thread does whole lanes by itself: it waits for nobody and reads nothing that another core has packed. (The backward
 // pass of 1024 x 1024 is 5 to 25 % faster on two threads, the more the noisier the machine.) Each lane is shorter than
 // the one before, so that threads which take the next one whenever they are free end at about the same time. Lanes
@@ -156,10 +156,10 @@ struct Lanes {
 };
 
 template <typename T>
-Lanes lanes_for(int64_t panels, int64_t columns) {
-  constexpr int64_t most = 8, least_panels = 2, l2 = 768 * 1024;
-  const bool fits = columns * Vector<T>::panel * int64_t(sizeof(T)) <= l2;
-  const int64_t count = fits ? smaller(most, panels / least_panels) : 1;
+Lanes lanes_for(const Samples& s, int64_t panels, int64_t least_panels = 2) {
+  constexpr int64_t most = 8, enough = 16 << 20;
+  const int64_t bytes = s.num_groups() * Samples::group * int64_t(sizeof(T)) + 1;
+  const int64_t count = smaller(smaller(most, panels / least_panels), enough / bytes);
   return {count > 0 ? count : 1, panels};
 }
 
