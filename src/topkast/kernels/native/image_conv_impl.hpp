@@ -101,7 +101,7 @@ inline bool is_beyond_l1(const Conv& g, int64_t block_columns, int64_t width) {
 template <typename T, typename Input, typename Output>
 void sweep_strip(const Sweep& s, int64_t tile, const T* value, const Input& in, const Output& out, int64_t width,
                  bool ahead) {
-  with_width(width, [&](auto number) {
+  with_width<kStrip>(width, [&](auto number) {
     constexpr int V = decltype(number)::value;
     constexpr bool is_wide = V > kStrip / 2;
     if (is_wide && ahead)
@@ -237,7 +237,7 @@ void sample_group_of_bands(const Samples& s, const Conv& g, const Images<T>& dy,
       const Apart<const T> left{dy.at(dy_group, row, column), dy.n.plane() * lanes};
       const Listed<const T, lanes> right{x.at(x_group, row, column), table};
       const bool ahead = is_beyond_l1(g, s.block_columns, width);
-      with_width(width, [&](auto number) {
+      with_width<kStrip>(width, [&](auto number) {
         constexpr int V = decltype(number)::value;
         constexpr bool is_wide = V > kStrip / 2;
         if (is_wide && ahead)

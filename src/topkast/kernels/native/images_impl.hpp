@@ -15,7 +15,7 @@ inline int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The most vectors of outputs that are computed at once. 128 columns of a 3 x 3 kernel then take 27 KB of L1.
-constexpr int64_t kStrip = 8;
+constexpr int kStrip = 8;
 
 // One axis of a convolution. With a stride, inputs that are `stride` apart are stored next to each other, so that the
 // inputs of neighbouring outputs are neighbours. An input is then in a phase (which remainder) at a place. The input of
@@ -255,28 +255,11 @@ struct Strips {
   int64_t width(int64_t i) const { return first(i + 1) - first(i); }
 };
 
-// Calls f with a strip's width as a Number.
-template <typename F>
+// Calls f with a strip's width as a Number: any up to `most`.
+template <int most, typename F>
 inline void with_width(int64_t width, F&& f) {
-  static_assert(kStrip == 8, "a case for each width");
-  switch (width) {
-    case 8:
-      return f(Number<8>{});
-    case 7:
-      return f(Number<7>{});
-    case 6:
-      return f(Number<6>{});
-    case 5:
-      return f(Number<5>{});
-    case 4:
-      return f(Number<4>{});
-    case 3:
-      return f(Number<3>{});
-    case 2:
-      return f(Number<2>{});
-    default:
-      return f(Number<1>{});
-  }
+  if (most == 1 || width == most) return f(Number<most>{});
+  if constexpr (most > 1) with_width<most - 1>(width, f);
 }
 
 }  // namespace TOPKAST_ISA_NAMESPACE
