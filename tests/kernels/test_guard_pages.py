@@ -85,7 +85,7 @@ def test_nothing_outside_of_an_input_is_touched(kind: str, at_end: bool) -> None
 def test_the_pages_do_catch_it() -> None:
     there = "from kernels.test_guard_pages import guarded; import torch, ctypes; x = guarded(torch.ones(3), at_end=True)"
     assert run(f"{there}; ctypes.string_at(x.data_ptr(), 12)").returncode == 0
-    assert run(f"{there}; ctypes.string_at(x.data_ptr(), 13)").returncode < 0
+    assert run(f"{there}; ctypes.string_at(x.data_ptr(), 13)").returncode != 0  # a sanitizer exits by itself
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
