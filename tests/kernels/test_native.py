@@ -158,6 +158,21 @@ def test_large_outputs_are_written_past_the_caches(kernel: int, stride: int) -> 
         torch.testing.assert_close(ours, exact, rtol=1e-4, atol=atol)
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_inputs_that_no_output_has_read_get_a_gradient_of_zero(kernel: int) -> None:
+    """As many outputs as inputs, half of which fall into the padding. dx is full of NaN before."""
+    padding = 3 + kernel // 2
+    geometry = ConvGeometry((2, 2), (padding, padding), (1, 1), 1)
+    plan = Plan((4, 2, kernel, kernel), torch.arange(8 * kernel**2), torch.arange(8 * kernel**2) >= 0)
+    values, x, y = torch.randn(8 * kernel**2), torch.randn(1, 2, 7, 7), torch.randn(1, 4, 7, 7)
+    dx = torch.full_like(x, float("nan"))
+    buffers = [b for t in (values, x, y, dx) for b in (t.data_ptr(), t.numel())]
+    sizes = (1, 2, 7, 7, 7, 7, kernel, kernel, 2, 2, padding, padding, 1, 1)
+    _native.conv_backward_float(native._plan(plan, geometry), sizes, *buffers, 0, 0, 1)
+    exact, _ = ENGINES["masked"].conv_grads(plan, values, x, y, geometry, (True, False))
+    torch.testing.assert_close(dx, exact)
+
+
 def test_a_plan_that_gathers_refuses_what_it_cannot_gather() -> None:
     """Straight at the compiled core, past the choice in Python."""
     plan = Plan((4, 2, 3, 3), torch.tensor([0, 40, 71]), torch.ones(3, dtype=torch.bool))

@@ -15,7 +15,6 @@
 #endif
 
 #include "kernels.hpp"
-#include "pages.hpp"
 
 namespace topkast {
 namespace TOPKAST_ISA_NAMESPACE {
@@ -87,15 +86,12 @@ class Scratch : ScratchBase {
     if (size > capacity_) {
       std::free(data_);
       capacity_ = size;
-      // Whole large pages: with small ones packed images are up to 1.6 times as slow, in some runs and not in others.
-      const size_t unit = size * int64_t(sizeof(T)) < kLargePage ? 64 : kLargePage;
-      const size_t bytes = (static_cast<size_t>(size) * sizeof(T) + unit - 1) / unit * unit;
-      data_ = std::aligned_alloc(unit, bytes);
+      const size_t bytes = (static_cast<size_t>(size) * sizeof(T) + 63) / 64 * 64;
+      data_ = std::aligned_alloc(64, bytes);
       if (!data_) {
         capacity_ = 0;
         std::abort();  // out of memory inside a parallel region: there is no way to report it
       }
-      prefer_large_pages(data_, static_cast<int64_t>(bytes));
     }
     return static_cast<T*>(data_);
   }

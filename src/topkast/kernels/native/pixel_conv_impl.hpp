@@ -45,7 +45,8 @@ void pixel_product(const Sweep& s, const Conv& from, const Conv& to, const T* va
   const int64_t panels = num_panels<T>(from.batch * from.pixels());
   if (panels == 0 || s.num_rows == 0) return;
   thread_local Scratch<T> value_scratch;
-  const PixelOutput<T> output{s, value_scratch.get(s.room()), bias, to, out};
+  T* value = value_scratch.get(s.room());
+  const PixelOutput<T> output{s, value, bias, to, out};
   const int64_t at_once = panels_at_once<T>(s.num_columns + s.tile_rows);
 #pragma omp parallel num_threads(num_threads)
   {
@@ -53,7 +54,7 @@ void pixel_product(const Sweep& s, const Conv& from, const Conv& to, const T* va
     thread_local MapScratch maps[kMostPanels];
     const int64_t packed_size = s.num_columns * Vector<T>::panel;
     T* packed = packed_scratch.get(at_once * packed_size);
-    gather_values(s, values, const_cast<T*>(output.value));
+    gather_values(s, values, value);
 #pragma omp for schedule(dynamic)
     for (int64_t panel = 0; panel < panels; panel += at_once) {
       const PixelMaps<T> inputs(from, panel, smaller(at_once, panels - panel), maps);
@@ -69,11 +70,13 @@ void pixel_conv(const Sweep& s, const Conv& g, const T* values, const T* x, cons
   pixel_product(s, g, planes(g, s.num_rows), values, x, bias, y, num_threads);
 }
 
-// dx of a convolution that leaves pixels out: those are zero.
+// Pixels of dx that no output pixel has read are zero. With a stride of 1 all are read, if the output is whole.
 template <typename T>
 void clear_input_grad(const Conv& g, T* dx, int num_threads) {
   const int64_t plane = g.height * g.width;
-  if (g.pixels() == plane) return;
+  if (g.stride_height == 1 && g.stride_width == 1 && g.out_height == g.height + 2 * g.padding_height &&
+      g.out_width == g.width + 2 * g.padding_width)
+    return;
 #pragma omp parallel for schedule(static) num_threads(num_threads)
   for (int64_t i = 0; i < g.batch * g.channels; ++i) fill(dx + i * plane, dx + (i + 1) * plane, T(0));
 }
