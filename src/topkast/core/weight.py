@@ -24,7 +24,7 @@ from topkast.kernels.engine import Engine
 from topkast.kernels.engines import ENGINES
 from topkast.kernels.ops import register
 from topkast.kernels.plan import ActiveChange, Plan
-from topkast.kernels.positions import index_dtype
+from topkast.kernels.positions import flip_, index_dtype
 from topkast.kernels.product import Product
 
 
@@ -294,14 +294,12 @@ class SparseWeight(NotATensor):
         self.changed.fill_(slots.numel())
         if slots.numel() == 0:
             return
-        enters = ~self.active.index_select(0, slots)
         if not self.is_noted:  # the first change since an exchange
             self.noted[1:] = pack(self.active)
             self.noted[0] = 1
         # Before the flags change: a Plan that describes others already is not to be followed.
         plan = self._plan if self._plan is not None and self._plan.is_unwritten() else None
-        self.active.index_copy_(0, slots, enters)
-        positions = self.indices.index_select(0, slots).long()
+        positions, enters = flip_(self.active, self.indices, slots)
         self._plan = None if plan is None else plan.after(ActiveChange(slots, positions, enters))
 
     def noted_active(self) -> Tensor:

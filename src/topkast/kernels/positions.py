@@ -96,6 +96,25 @@ def _check_order(positions: Tensor, numel: int) -> None:
         raise ValueError(f"indices must be strictly increasing, got {what} {first}, {second} at slot {slot}")
 
 
+def flip_(active: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Gives the flags at `slots`, increasing, the other value.
+
+    Returns:
+        Of each the position, int64, and whether it is set now.
+    """
+    buffers = (active, positions, slots)
+    if _native is None or not all(t.is_cpu and t.is_contiguous() for t in buffers):
+        enters = ~active.index_select(0, slots)
+        active.index_copy_(0, slots, enters)
+        return positions.index_select(0, slots).long(), enters
+    flipped, enters = torch.empty_like(slots), torch.empty(slots.numel(), dtype=torch.bool)
+    where = (positions.data_ptr(), positions.element_size(), active.data_ptr(), active.numel())
+    _native.flip(*where, slots.data_ptr(), slots.numel(), flipped.data_ptr(), enters.data_ptr())
+    if not active.is_inference():
+        torch.autograd.graph.increment_version(active)
+    return flipped, enters
+
+
 def fingerprint_change(slots: Tensor, enters: Tensor) -> int:
     """What is added to a fingerprint, modulo 2^64, when slots enter A or leave it."""
     if _native is None or not (slots.is_cpu and enters.is_cpu):

@@ -63,6 +63,22 @@ uint64_t inspect_changed(Address slots, Address enters, int64_t count) {
                         checked<const uint8_t>("enters", enters, count, count), count);
 }
 
+// Gives slots of B the other flag; see positions.hpp.
+void flip_flags(Address positions, int index_bytes, Address active, int64_t num_slots, Address slots, int64_t count,
+                Address flipped_positions, Address enters) {
+  if (index_bytes != 4 && index_bytes != 8) throw std::invalid_argument("indices must be int32 or int64");
+  auto* flags = checked<uint8_t>("active", active, num_slots, num_slots);
+  const auto* flipped = checked<const int64_t>("slots", slots, count, count);
+  auto* at = checked<int64_t>("positions", flipped_positions, count, count);
+  auto* entering = checked<uint8_t>("enters", enters, count, count);
+  if (index_bytes == 4)
+    flip(checked<const int32_t>("indices", positions, num_slots, num_slots), flags, num_slots, flipped, count, at,
+         entering);
+  else
+    flip(checked<const int64_t>("indices", positions, num_slots, num_slots), flags, num_slots, flipped, count, at,
+         entering);
+}
+
 uint64_t glance_at(Address positions, int index_bytes, Address active, int64_t num_slots) {
   if (num_slots < 0) throw std::invalid_argument("a size must not be negative");
   if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
@@ -78,13 +94,10 @@ void checked_linear(const Plan& plan) {
 
 // Takes elements into the A of a Plan, or out of it.
 void update_plan(Plan& plan, Address slots, Address positions, Address enters, int64_t count, int num_threads) {
-  const auto* slot = checked<const int64_t>("slots", slots, count, count);
-  const auto* position = checked<const int64_t>("positions", positions, count, count);
-  const auto* enter = checked<const uint8_t>("enters", enters, count, count);
-  std::vector<Change> changes;
-  changes.reserve(count);
-  for (int64_t i = 0; i < count; ++i) changes.push_back({slot[i], position[i], enter[i] != 0});
-  plan.update(changes, checked_threads(num_threads));
+  plan.update({checked<const int64_t>("slots", slots, count, count),
+               checked<const int64_t>("positions", positions, count, count),
+               checked<const uint8_t>("enters", enters, count, count), count},
+              checked_threads(num_threads));
 }
 
 void update_table(Table& table, Address slots, Address enters, int64_t count) {
@@ -398,6 +411,7 @@ NB_MODULE(_native, m) {
   bind_stream(m);
   m.def("inspect", &inspect_positions, nb::call_guard<nb::gil_scoped_release>());
   m.def("inspect_change", &inspect_changed);
+  m.def("flip", &flip_flags);
   m.def("glance", &glance_at);
   m.def("plan_sizes", &plan_sizes);
   m.def("release_scratch", &release_scratch);

@@ -102,11 +102,12 @@ struct Samples {
   int64_t num_groups() const { return first_group.back(); }
 };
 
-// An element of B that enters or leaves A.
-struct Change {
-  int64_t slot;
-  int64_t position;
-  bool enters;
+// Elements of B that enter or leave A.
+struct Changes {
+  const int64_t* slots;
+  const int64_t* positions;
+  const uint8_t* enters;
+  int64_t count;
 };
 
 class Plan {
@@ -123,7 +124,7 @@ class Plan {
   // Takes elements into A and out of it, by slot and all different. Cells change in place, where they have room; a
   // product has the same bits as with a Plan that was made for the new A. Throws std::invalid_argument if an element is
   // not of this Plan, enters while it is in A or leaves while it is not; the Plan must not be used then.
-  void update(const std::vector<Change>& changes, int num_threads);
+  void update(const Changes& changes, int num_threads);
 
   // Held by who computes with this Plan, and by `update` alone.
   std::shared_mutex& mutex() const { return mutex_; }

@@ -57,6 +57,22 @@ uint64_t inspect_change(const int64_t* slots, const uint8_t* enters, int64_t cou
   return sum;
 }
 
+template <typename Index>
+void flip(const Index* positions, uint8_t* active, int64_t num_slots, const int64_t* slots, int64_t count,
+          int64_t* flipped_positions, uint8_t* enters) {
+  check_positions(num_slots, slots, count);
+  constexpr int64_t ahead = 16;  // every slot is in lines of its own, which nothing has asked for
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + ahead < count) {
+      __builtin_prefetch(active + slots[i + ahead], 1);
+      __builtin_prefetch(positions + slots[i + ahead]);
+    }
+    uint8_t& flag = active[slots[i]];
+    flag = enters[i] = flag == 0;
+    flipped_positions[i] = static_cast<int64_t>(positions[slots[i]]);
+  }
+}
+
 uint64_t glance(const void* positions, int64_t index_bytes, const uint8_t* active, int64_t num_slots) {
   const char* from = static_cast<const char*>(positions);
   const int64_t length = num_slots <= glance_blocks * glance_length ? num_slots : glance_length;
@@ -70,6 +86,8 @@ uint64_t glance(const void* positions, int64_t index_bytes, const uint8_t* activ
   return seed;
 }
 
+template void flip(const int32_t*, uint8_t*, int64_t, const int64_t*, int64_t, int64_t*, uint8_t*);
+template void flip(const int64_t*, uint8_t*, int64_t, const int64_t*, int64_t, int64_t*, uint8_t*);
 template uint64_t inspect(int64_t, const int32_t*, const uint8_t*, int64_t);
 template uint64_t inspect(int64_t, const int64_t*, const uint8_t*, int64_t);
 

@@ -83,8 +83,14 @@ uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, i
 // What is added to that number (modulo 2^64) when slots enter A, or leave it.
 uint64_t inspect_change(const int64_t* slots, const uint8_t* enters, int64_t count);
 
-// The same for a sample of it, 64 runs of 64 elements spread evenly, at a cost that does not grow: content that was
-// replaced has another one. Nothing is checked.
+// Gives slots of B, strictly increasing, the other flag. Writes of each where it is in the weight and whether it enters
+// A. Throws std::invalid_argument before anything is written.
+template <typename Index>
+void flip(const Index* positions, uint8_t* active, int64_t num_slots, const int64_t* slots, int64_t count,
+          int64_t* flipped_positions, uint8_t* enters);
+
+// The number of `inspect` for a sample of the content, 64 runs of 64 elements spread evenly, at a cost that does not
+// grow: content that was replaced has another one. Nothing is checked.
 constexpr int64_t glance_blocks = 64, glance_length = 64;
 uint64_t glance(const void* positions, int64_t index_bytes, const uint8_t* active, int64_t num_slots);
 
