@@ -284,6 +284,7 @@ class ImplicitReservoir(Reservoir):
         for part in first_time.split(_PART):
             ranks = self.stream().ranks(gather(entered, part))
             self.activated += int((~self._is_initial(ranks)).sum())
+        del entered_a, entered, first_time  # of a large weight these count where the next lists are made
         self.retired = Union(self.retired, left_a.to("cpu", dtype), dropped=source).positions()
 
     def used(self) -> tuple[float, float]:

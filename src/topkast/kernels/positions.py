@@ -51,8 +51,8 @@ def fingerprint(positions: Tensor, active: Tensor, numel: int) -> int:
         _check_order(positions, numel)
         return _mixed(positions, active)
     positions, active = positions.detach().contiguous(), active.detach().contiguous()
-    size = positions.element_size()
-    return _native.inspect(positions.data_ptr(), size, active.data_ptr(), positions.numel(), numel)
+    buffers = (positions.data_ptr(), positions.element_size(), active.data_ptr(), positions.numel())
+    return _native.inspect(*buffers, numel, torch.get_num_threads())
 
 
 def glance(positions: Tensor, active: Tensor) -> int:
@@ -102,14 +102,14 @@ def flip_(active: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Ten
     Returns:
         Of each the position, int64, and whether it is set now.
     """
-    buffers = (active, positions, slots)
-    if _native is None or not all(t.is_cpu and t.is_contiguous() for t in buffers):
+    if _native is None or not all(t.is_cpu and t.is_contiguous() for t in (active, positions, slots)):
         enters = ~active.index_select(0, slots)
         active.index_copy_(0, slots, enters)
         return positions.index_select(0, slots).long(), enters
     flipped, enters = torch.empty_like(slots), torch.empty(slots.numel(), dtype=torch.bool)
     where = (positions.data_ptr(), positions.element_size(), active.data_ptr(), active.numel())
-    _native.flip(*where, slots.data_ptr(), slots.numel(), flipped.data_ptr(), enters.data_ptr())
+    buffers = (slots.data_ptr(), slots.numel(), flipped.data_ptr(), enters.data_ptr())
+    _native.flip(*where, *buffers, _threads_for(slots.numel()))
     if not active.is_inference():
         torch.autograd.graph.increment_version(active)
     return flipped, enters
@@ -120,7 +120,13 @@ def fingerprint_change(slots: Tensor, enters: Tensor) -> int:
     if _native is None or not (slots.is_cpu and enters.is_cpu):
         parts = _mix(_named(slots))
         return int(torch.where(enters, parts, -parts).sum())
-    return _native.inspect_change(slots.data_ptr(), enters.data_ptr(), slots.numel())
+    count = slots.numel()
+    return _native.inspect_change(slots.data_ptr(), enters.data_ptr(), count, _threads_for(count))
+
+
+def _threads_for(num_slots: int) -> int:
+    """How many threads to use for single slots of B, which are read or written one by one."""
+    return torch.get_num_threads() if num_slots >= 2048 else 1
 
 
 def _mixed(positions: Tensor, active: Tensor) -> int:

@@ -49,23 +49,25 @@ Plan* make_plan(int64_t num_rows, int64_t num_columns, Address positions, int in
   throw std::invalid_argument("indices must be int32 or int64");
 }
 
-uint64_t inspect_positions(Address positions, int index_bytes, Address active, int64_t num_slots, int64_t numel) {
+uint64_t inspect_positions(Address positions, int index_bytes, Address active, int64_t num_slots, int64_t numel,
+                           int num_threads) {
   if (num_slots < 0 || numel < 0) throw std::invalid_argument("a size must not be negative");
   if (num_slots > 0 && (positions == 0 || active == 0)) throw std::invalid_argument("indices have no memory");
   const auto* flags = reinterpret_cast<const uint8_t*>(active);
-  if (index_bytes == 4) return inspect(numel, reinterpret_cast<const int32_t*>(positions), flags, num_slots);
-  if (index_bytes == 8) return inspect(numel, reinterpret_cast<const int64_t*>(positions), flags, num_slots);
+  const int threads = checked_threads(num_threads);
+  if (index_bytes == 4) return inspect(numel, reinterpret_cast<const int32_t*>(positions), flags, num_slots, threads);
+  if (index_bytes == 8) return inspect(numel, reinterpret_cast<const int64_t*>(positions), flags, num_slots, threads);
   throw std::invalid_argument("indices must be int32 or int64");
 }
 
-uint64_t inspect_changed(Address slots, Address enters, int64_t count) {
+uint64_t inspect_changed(Address slots, Address enters, int64_t count, int num_threads) {
   return inspect_change(checked<const int64_t>("slots", slots, count, count),
-                        checked<const uint8_t>("enters", enters, count, count), count);
+                        checked<const uint8_t>("enters", enters, count, count), count, checked_threads(num_threads));
 }
 
 // Gives slots of B the other flag; see positions.hpp.
 void flip_flags(Address positions, int index_bytes, Address active, int64_t num_slots, Address slots, int64_t count,
-                Address flipped_positions, Address enters) {
+                Address flipped_positions, Address enters, int num_threads) {
   if (index_bytes != 4 && index_bytes != 8) throw std::invalid_argument("indices must be int32 or int64");
   auto* flags = checked<uint8_t>("active", active, num_slots, num_slots);
   const auto* flipped = checked<const int64_t>("slots", slots, count, count);
@@ -73,10 +75,10 @@ void flip_flags(Address positions, int index_bytes, Address active, int64_t num_
   auto* entering = checked<uint8_t>("enters", enters, count, count);
   if (index_bytes == 4)
     flip(checked<const int32_t>("indices", positions, num_slots, num_slots), flags, num_slots, flipped, count, at,
-         entering);
+         entering, checked_threads(num_threads));
   else
     flip(checked<const int64_t>("indices", positions, num_slots, num_slots), flags, num_slots, flipped, count, at,
-         entering);
+         entering, checked_threads(num_threads));
 }
 
 uint64_t glance_at(Address positions, int index_bytes, Address active, int64_t num_slots) {

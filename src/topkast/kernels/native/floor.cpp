@@ -170,14 +170,14 @@ template <typename T, typename P>
 std::vector<Element<KeyOf<T>>> bottom_of(const T* values, const Places<P>& places, const uint8_t* chosen, int64_t n,
                                          const Lines& lines, Band<KeyOf<T>> band) {
   std::vector<Element<KeyOf<T>>> bottom;
-  uint64_t marks[kPiece / 64];
+  uint64_t inside[kPiece / 64], wrong[kPiece / 64];
   int64_t row = 0;
   for (int64_t base = 0; base < n; base += kPiece) {
     const int64_t count = std::min(kPiece, n - base);
-    // What is above the band is chosen, and what is below is not: no flag is wrong, and what is inside is marked.
-    kernels<T>().scan(values + base, chosen + base, count, band, T(1), marks);
+    // What is above the band is chosen, and what is below is not: no flag is wrong.
+    kernels<T>().scan(values + base, chosen + base, count, band, T(1), inside, wrong);
     for (int64_t i = 0; i < count; i += 64)
-      for (uint64_t word = marks[i / 64]; word; word &= word - 1) {
+      for (uint64_t word = inside[i / 64]; word; word &= word - 1) {
         const int64_t slot = base + i + __builtin_ctzll(word);
         if (!chosen[slot]) continue;  // lost a tie
         while (slot >= places.last(row)) ++row;

@@ -59,10 +59,10 @@ struct Kernels {
   //   dvalues[e] = sum over images and pixels of dy[row(e)] * patch[column(e)].
   void (*conv_backward)(const Sweep& sweep, const Samples& samples, const Conv& geometry, const Conv* turned,
                         const T* values, const T* x, const T* dy, T* dx, T* dvalues, int num_threads);
-  // Compares magnitudes with a band, 64 to a word of marks, and with their flags. A bit is set where the number is
-  // within the band, or is above it and not active, or below it and active. Active ones count `favour` times.
+  // Compares magnitudes with a band, 64 to a word, and with their flags. Sets the bits in `inside` of those within the
+  // band, and in `wrong` of those above it that are not active, or below it that are. Active ones count `favour` times.
   ScanResult (*scan)(const T* values, const uint8_t* active, int64_t n, Band<typename Key<T>::type> band, T favour,
-                     uint64_t* marks);
+                     uint64_t* inside, uint64_t* wrong);
   // One pass of the network of a Permutation, or of its inverse, over numbers below a * b, in place.
   void (*permute)(const Rounds& rounds, bool inverse, int64_t* x, int64_t count);
   // Gives back scratch memory that the calling thread keeps between products, in pieces of at least so many bytes.

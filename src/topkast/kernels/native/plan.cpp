@@ -197,7 +197,7 @@ int64_t Plan::num_bytes() const {
   for (const Sweep* s : {&rows_, &columns_})
     total += bytes_of(s->column) + bytes_of(s->offset) + bytes_of(s->slot) + bytes_of(s->segments) +
              bytes_of(s->first_segment) + bytes_of(s->first_element) + bytes_of(s->end_segment) +
-             bytes_of(s->end_element) + bytes_of(s->disorder);
+             bytes_of(s->end_element);
   total += bytes_of(*rows_.first_slot);
   if (samples_.first_sample != rows_.first_slot) total += bytes_of(*samples_.first_sample);
   return total + bytes_of(samples_.column) + bytes_of(samples_.segments) + bytes_of(samples_.first_segment) +

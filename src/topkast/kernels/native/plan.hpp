@@ -45,8 +45,8 @@ using RowFirsts = std::shared_ptr<const std::vector<uint32_t>>;
 
 // One sparse matrix in sweep order. Rows are cut into tiles (whose output stays in L2) and columns into blocks
 // (whose packed input stays in L1). A (tile, block) is a cell; its elements are ordered by segment, which is a row, and
-// by column within it. Segments are in the order of their counts, or nearly so, which changes no sum. A cell may have
-// room behind its last element.
+// by column within it. Segments are in the order of their counts, which changes no sum. A cell may have room behind its
+// last element.
 struct Sweep {
   static constexpr int32_t most_block_columns = PlanSizes::large_block;
   // The elements of one row within one block.
@@ -73,7 +73,6 @@ struct Sweep {
   std::vector<int64_t> first_element;
   std::vector<int64_t> end_segment;  // per cell
   std::vector<int64_t> end_element;
-  std::vector<uint32_t> disorder;  // per cell: changes since its segments were in order; empty before the first
 
   int64_t num_cells() const { return num_tiles * num_blocks; }
   int64_t room() const { return first_element.back(); }

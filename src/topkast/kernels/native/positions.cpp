@@ -41,15 +41,27 @@ uint64_t mixed(uint64_t slot) {
 }  // namespace
 
 template <typename Index>
-uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, int64_t num_slots) {
-  check_positions(numel, positions, num_slots);
-  uint64_t sum = fingerprint(positions, num_slots * static_cast<int64_t>(sizeof(Index)), 0);
-  for (int64_t slot = 0; slot < num_slots; ++slot) sum += active[slot] ? mixed(static_cast<uint64_t>(slot)) : 0;
+uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, int64_t num_slots, int num_threads) {
+  constexpr int64_t piece = 1 << 16;  // what the number is does not depend on the number of threads
+  if (num_slots > 0 && (positions[0] < 0 || static_cast<int64_t>(positions[num_slots - 1]) >= numel))
+    refuse_positions(numel, positions, num_slots);
+  int unsound = 0;
+  uint64_t sum = 0;
+#pragma omp parallel for num_threads(num_slots < piece ? 1 : num_threads) schedule(static) reduction(+ : sum) \
+    reduction(| : unsound)
+  for (int64_t first = 0; first < num_slots; first += piece) {
+    const int64_t last = std::min(first + piece, num_slots);
+    unsound |= !increase(positions, std::max<int64_t>(first, 1), last);
+    sum += fingerprint(positions + first, (last - first) * static_cast<int64_t>(sizeof(Index)), first);
+    for (int64_t slot = first; slot < last; ++slot) sum += active[slot] ? mixed(static_cast<uint64_t>(slot)) : 0;
+  }
+  if (unsound) refuse_positions(numel, positions, num_slots);
   return sum;
 }
 
-uint64_t inspect_change(const int64_t* slots, const uint8_t* enters, int64_t count) {
+uint64_t inspect_change(const int64_t* slots, const uint8_t* enters, int64_t count, int num_threads) {
   uint64_t sum = 0;
+#pragma omp parallel for num_threads(num_threads) schedule(static) reduction(+ : sum)
   for (int64_t i = 0; i < count; ++i) {
     const uint64_t part = mixed(static_cast<uint64_t>(slots[i]));
     sum += enters[i] ? part : ~part + 1;
@@ -59,9 +71,10 @@ uint64_t inspect_change(const int64_t* slots, const uint8_t* enters, int64_t cou
 
 template <typename Index>
 void flip(const Index* positions, uint8_t* active, int64_t num_slots, const int64_t* slots, int64_t count,
-          int64_t* flipped_positions, uint8_t* enters) {
+          int64_t* flipped_positions, uint8_t* enters, int num_threads) {
   check_positions(num_slots, slots, count);
   constexpr int64_t ahead = 16;  // every slot is in lines of its own, which nothing has asked for
+#pragma omp parallel for num_threads(num_threads) schedule(static)
   for (int64_t i = 0; i < count; ++i) {
     if (i + ahead < count) {
       __builtin_prefetch(active + slots[i + ahead], 1);
@@ -86,9 +99,9 @@ uint64_t glance(const void* positions, int64_t index_bytes, const uint8_t* activ
   return seed;
 }
 
-template void flip(const int32_t*, uint8_t*, int64_t, const int64_t*, int64_t, int64_t*, uint8_t*);
-template void flip(const int64_t*, uint8_t*, int64_t, const int64_t*, int64_t, int64_t*, uint8_t*);
-template uint64_t inspect(int64_t, const int32_t*, const uint8_t*, int64_t);
-template uint64_t inspect(int64_t, const int64_t*, const uint8_t*, int64_t);
+template void flip(const int32_t*, uint8_t*, int64_t, const int64_t*, int64_t, int64_t*, uint8_t*, int);
+template void flip(const int64_t*, uint8_t*, int64_t, const int64_t*, int64_t, int64_t*, uint8_t*, int);
+template uint64_t inspect(int64_t, const int32_t*, const uint8_t*, int64_t, int);
+template uint64_t inspect(int64_t, const int64_t*, const uint8_t*, int64_t, int);
 
 }  // namespace topkast

@@ -26,20 +26,27 @@ template <typename Index>
                               std::to_string(slot));
 }
 
-// Throws std::invalid_argument unless the positions are in [0, numel) and strictly increasing.
+// Whether each of positions [first, last) is above the one before it; `first` is at least 1.
 template <typename Index>
-void check_positions(int64_t numel, const Index* positions, int64_t num_slots) {
-  if (num_slots == 0) return;
-  bool sound = positions[0] >= 0 && static_cast<int64_t>(positions[num_slots - 1]) < numel;
+bool increase(const Index* positions, int64_t first, int64_t last) {
   // In pieces without a way out, so that the compiler makes vectors of them.
   constexpr int64_t piece = 4096;
-  for (int64_t begin = 1; sound && begin < num_slots; begin += piece) {
-    const int64_t end = std::min(begin + piece, num_slots);
+  bool sound = true;
+  for (int64_t begin = first; sound && begin < last; begin += piece) {
+    const int64_t end = std::min(begin + piece, last);
     int bad = 0;
     for (int64_t slot = begin; slot < end; ++slot) bad |= positions[slot - 1] >= positions[slot];
     sound = !bad;
   }
-  if (!sound) refuse_positions(numel, positions, num_slots);
+  return sound;
+}
+
+// Throws std::invalid_argument unless the positions are in [0, numel) and strictly increasing.
+template <typename Index>
+void check_positions(int64_t numel, const Index* positions, int64_t num_slots) {
+  if (num_slots == 0) return;
+  const bool in_range = positions[0] >= 0 && static_cast<int64_t>(positions[num_slots - 1]) < numel;
+  if (!in_range || !increase(positions, 1, num_slots)) refuse_positions(numel, positions, num_slots);
 }
 
 // Throws std::invalid_argument if a matrix of this size cannot be described.
@@ -78,16 +85,16 @@ void for_each_position(int64_t num_rows, int64_t num_columns, const Index* posit
 // A number for the content of positions and flags: other content has another one, but for one case in 2^64. Throws
 // std::invalid_argument unless the positions are in [0, numel) and strictly increasing.
 template <typename Index>
-uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, int64_t num_slots);
+uint64_t inspect(int64_t numel, const Index* positions, const uint8_t* active, int64_t num_slots, int num_threads);
 
 // What is added to that number (modulo 2^64) when slots enter A, or leave it.
-uint64_t inspect_change(const int64_t* slots, const uint8_t* enters, int64_t count);
+uint64_t inspect_change(const int64_t* slots, const uint8_t* enters, int64_t count, int num_threads);
 
 // Gives slots of B, strictly increasing, the other flag. Writes of each where it is in the weight and whether it enters
 // A. Throws std::invalid_argument before anything is written.
 template <typename Index>
 void flip(const Index* positions, uint8_t* active, int64_t num_slots, const int64_t* slots, int64_t count,
-          int64_t* flipped_positions, uint8_t* enters);
+          int64_t* flipped_positions, uint8_t* enters, int num_threads);
 
 // The number of `inspect` for a sample of the content, 64 runs of 64 elements spread evenly, at a cost that does not
 // grow: content that was replaced has another one. Nothing is checked.

@@ -9,7 +9,10 @@ namespace TOPKAST_ISA_NAMESPACE {
 // What a few numbers are like, one bit each.
 struct Bits {
   uint32_t above;
-  uint32_t marked;  // within the band, or with a flag that is wrong
+  uint32_t inside;  // of the band
+  uint32_t active;
+
+  uint32_t wrong() const { return (above ^ active) & ~inside; }
 };
 
 // `lanes` numbers at a time, those with a flag times `favour`; `most` is the largest key so far.
@@ -29,7 +32,7 @@ struct Scanner {
     key &= ~(K(1) << (8 * sizeof(K) - 1));
     most = key > most ? key : most;
     const uint32_t above = key > band.high, inside = key >= band.low && key <= band.high;
-    return {above, inside | (above ^ uint32_t(*active != 0))};
+    return {above, inside, *active != 0};
   }
   bool is_finite() const { return most < Key<T>::infinity; }
 };
@@ -54,7 +57,7 @@ struct Scanner<float> {
     const __m512i key = _mm512_and_epi32(_mm512_castps_si512(favoured), magnitude);
     most = _mm512_max_epu32(most, key);
     const uint32_t above = _mm512_cmpgt_epu32_mask(key, high), least = _mm512_cmpge_epu32_mask(key, low);
-    return {above, (least & ~above) | (above ^ is_active)};
+    return {above, least & ~above, is_active};
   }
   bool is_finite() const { return uint32_t(_mm512_reduce_max_epu32(most)) < Key<float>::infinity; }
 };
@@ -79,7 +82,7 @@ struct Scanner<float> {
     const __m256i key = _mm256_and_si256(_mm256_castps_si256(favoured), magnitude);
     most = _mm256_max_epu32(most, key);
     const uint32_t above = bits(_mm256_cmpgt_epi32(key, high)), below = bits(_mm256_cmpgt_epi32(low, key));
-    return {above, (~above & ~below & 0xffu) | (above ^ bits(is_active))};
+    return {above, ~above & ~below & 0xffu, bits(is_active)};
   }
   bool is_finite() const {
     uint32_t lane[8];
@@ -91,33 +94,33 @@ struct Scanner<float> {
 };
 #endif
 
+// Looks at 64 numbers; returns how many are above the band.
+template <typename T>
+int64_t scan_word(Scanner<T>& scanner, const T* values, const uint8_t* active, uint64_t& inside, uint64_t& wrong) {
+  int64_t above = 0;
+  inside = wrong = 0;
+  for (int lane = 0; lane < 64; lane += Scanner<T>::lanes) {
+    const Bits bits = scanner.look(values + lane, active + lane);
+    above += __builtin_popcount(bits.above);
+    inside |= uint64_t(bits.inside) << lane;
+    wrong |= uint64_t(bits.wrong()) << lane;
+  }
+  return above;
+}
+
 // See `Kernels::scan`.
 template <typename T>
 ScanResult scan(const T* values, const uint8_t* active, int64_t n, Band<typename Key<T>::type> band, T favour,
-                uint64_t* marks) {
-  constexpr int lanes = Scanner<T>::lanes;
+                uint64_t* inside, uint64_t* wrong) {
   Scanner<T> scanner(band, favour);
   int64_t above = 0, i = 0;
-  for (; i + 64 <= n; i += 64) {
-    uint64_t word = 0;
-    for (int lane = 0; lane < 64; lane += lanes) {
-      const Bits bits = scanner.look(values + i + lane, active + i + lane);
-      above += __builtin_popcount(bits.above);
-      word |= uint64_t(bits.marked) << lane;
-    }
-    marks[i / 64] = word;
-  }
-  if (i < n) {  // the last word, from a copy that is filled up with what is neither above nor marked
+  for (; i + 64 <= n; i += 64) above += scan_word(scanner, values + i, active + i, inside[i / 64], wrong[i / 64]);
+  if (i < n) {  // the last word, from a copy that is filled up with what is neither above nor wrong
     T rest[64] = {};
     uint8_t flags[64] = {};
     for (int64_t j = i; j < n; ++j) rest[j - i] = values[j], flags[j - i] = active[j];
-    uint64_t word = 0;
-    for (int lane = 0; lane < 64; lane += lanes) {
-      const Bits bits = scanner.look(rest + lane, flags + lane);
-      above += __builtin_popcount(bits.above);
-      word |= uint64_t(bits.marked) << lane;
-    }
-    marks[i / 64] = word & ((uint64_t(1) << (n - i)) - 1);  // where the band begins at zero
+    above += scan_word(scanner, rest, flags, inside[i / 64], wrong[i / 64]);
+    inside[i / 64] &= (uint64_t(1) << (n - i)) - 1;  // where the band begins at zero
   }
   return {above, scanner.is_finite()};
 }

@@ -1,6 +1,7 @@
 // Taking elements into the A of a Plan and out of it, at the cost of copying the cells they are in.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -29,11 +30,6 @@ int64_t rank(const Sweep& s, int64_t cell, uint16_t column) {
   return row * s.taps + (s.taps - 1 - (c - row * s.taps));
 }
 
-[[noreturn]] void refuse(const Changes& changes, int64_t i, const char* why) {
-  throw std::invalid_argument("slot " + std::to_string(changes.slots[i]) + " at position " +
-                              std::to_string(changes.positions[i]) + " " + why);
-}
-
 // A change with the place in the weight that its position says.
 struct Placed {
   uint32_t slot;
@@ -43,38 +39,66 @@ struct Placed {
   bool enters;
 };
 
-// Refuses changes that are not of the weight or not of B. They mostly come in the order of their positions, so that the
-// row is that of the one before or a little later: looking is faster than dividing.
-std::vector<Placed> placed(const Changes& changes, const std::vector<uint32_t>& first_slot, int64_t num_rows,
-                           int64_t num_columns) {
-  std::vector<Placed> found(changes.count);
+// Finds where changes are, from the first to the last of them. They mostly come in the order of their positions, so
+// that the row is that of the one before or a little later: looking is faster than dividing. False if one is not of the
+// weight or not of B.
+bool place(const Changes& changes, int64_t first, int64_t last, const std::vector<uint32_t>& first_slot,
+           int64_t num_rows, int64_t num_columns, Placed* found) {
   int64_t row = 0, begin = 0;  // of the row
-  for (int64_t i = 0; i < changes.count; ++i) {
+  for (int64_t i = first; i < last; ++i) {
     const int64_t slot = changes.slots[i], position = changes.positions[i];
-    if (position < 0 || position >= num_rows * num_columns) refuse(changes, i, "is outside of the weight");
+    if (position < 0 || position >= num_rows * num_columns) return false;
     if (position < begin || position - begin >= 8 * num_columns) {
       row = position / num_columns;
       begin = row * num_columns;
     }
     for (; position - begin >= num_columns; begin += num_columns) ++row;
-    if (slot < first_slot[row] || slot >= first_slot[row + 1]) refuse(changes, i, "is not in B");
+    if (slot < first_slot[row] || slot >= first_slot[row + 1]) return false;
     found[i] = {static_cast<uint32_t>(slot), static_cast<uint32_t>(row), static_cast<uint32_t>(position - begin),
                 static_cast<uint16_t>(slot - first_slot[row]), changes.enters[i] != 0};
   }
+  return true;
+}
+
+// Throws for the first change that is not of the weight or not of B.
+[[noreturn]] void refuse(const Changes& changes, const std::vector<uint32_t>& first_slot, int64_t num_rows,
+                         int64_t num_columns) {
+  int64_t i = 0;
+  Placed ignored;
+  while (place({changes.slots + i, changes.positions + i, changes.enters + i, 1}, 0, 1, first_slot, num_rows,
+               num_columns, &ignored))
+    ++i;
+  const bool is_inside = changes.positions[i] >= 0 && changes.positions[i] < num_rows * num_columns;
+  throw std::invalid_argument("slot " + std::to_string(changes.slots[i]) + " at position " +
+                              std::to_string(changes.positions[i]) +
+                              (is_inside ? " is not in B" : " is outside of the weight"));
+}
+
+std::vector<Placed> placed(const Changes& changes, const std::vector<uint32_t>& first_slot, int64_t num_rows,
+                           int64_t num_columns, int num_threads) {
+  std::vector<Placed> found(changes.count);
+  int wrong = 0;
+#pragma omp parallel for num_threads(num_threads) schedule(static) reduction(| : wrong)
+  for (int part = 0; part < num_threads; ++part)
+    wrong |= !place(changes, changes.count * part / num_threads, changes.count * (part + 1) / num_threads, first_slot,
+                    num_rows, num_columns, found.data());
+  if (wrong) refuse(changes, first_slot, num_rows, num_columns);
   return found;
 }
 
 // The changes of a Sweep, those of a cell after each other in the order of their slots.
 struct ByCell {
-  std::vector<Moved> moved;
-  std::vector<int64_t> first;  // per cell, and the end
+  std::unique_ptr<Moved[]> moved;
+  std::vector<int64_t> first;     // per cell, and the end
+  std::vector<int64_t> entering;  // per cell
 };
 
 // `turned` is the number of taps of a convolution whose input gradient is a convolution too, else 0; see `Turned` in
 // placing.hpp.
 ByCell by_cell(const Sweep& s, const std::vector<Placed>& changes, uint32_t turned) {
-  std::vector<Moved> moved(changes.size());
-  ByCell result{std::vector<Moved>(changes.size()), std::vector<int64_t>(s.num_cells() + 1, 0)};
+  const std::unique_ptr<Moved[]> moved(new Moved[changes.size()]);
+  ByCell result{std::unique_ptr<Moved[]>(new Moved[changes.size()]), std::vector<int64_t>(s.num_cells() + 1, 0),
+                std::vector<int64_t>(s.num_cells(), 0)};
   const uint32_t tile_rows = s.tile_rows, block_columns = s.block_columns;  // unsigned 32 bits: divided by fast
   for (size_t i = 0; i < changes.size(); ++i) {
     const Placed& change = changes[i];
@@ -94,10 +118,11 @@ ByCell by_cell(const Sweep& s, const std::vector<Placed>& changes, uint32_t turn
                 change.offset,
                 change.enters};
     ++result.first[cell + 1];
+    result.entering[cell] += change.enters;
   }
   for (int64_t at = 0; at < s.num_cells(); ++at) result.first[at + 1] += result.first[at];
   std::vector<int64_t> next(result.first.begin(), result.first.end() - 1);
-  for (const Moved& m : moved) result.moved[next[m.cell]++] = m;
+  for (size_t i = 0; i < changes.size(); ++i) result.moved[next[moved[i].cell]++] = moved[i];
   return result;
 }
 
@@ -110,14 +135,11 @@ struct Sizes {
 
   Sizes(const Sweep& s, const ByCell& changes) : elements(s.num_cells()), segments(s.num_cells()) {
     for (int64_t at = 0; at < s.num_cells(); ++at) {
-      elements[at] = s.end_element[at] - s.first_element[at];
-      segments[at] = s.end_segment[at] - s.first_segment[at];
+      const int64_t entering = changes.entering[at], leaving = changes.first[at + 1] - changes.first[at] - entering;
+      elements[at] = s.end_element[at] - s.first_element[at] + entering - leaving;
+      // A row may be new to the cell with each that enters.
+      segments[at] = std::min<int64_t>(s.end_segment[at] - s.first_segment[at] + entering, s.tile_rows);
     }
-    for (const Moved& m : changes.moved) {
-      elements[m.cell] += m.enters ? 1 : -1;
-      segments[m.cell] += m.enters;  // a row may be new to the cell with each that enters
-    }
-    for (int64_t& count : segments) count = std::min<int64_t>(count, s.tile_rows);
   }
 
   bool fit(const Sweep& s) const {
@@ -163,242 +185,143 @@ void make_room(Sweep& s, const Sizes& sizes) {
   s.first_element.swap(to.first_element);
 }
 
-// Elements that are read, one after the other. `Slot` is how the Sweep says an element's slot.
+// Elements, by what a Sweep says of them. `Slot` is how it says an element's slot.
 template <typename Slot>
-struct Read {
-  const uint16_t* column;
-  const Slot* slot;
-};
-
-// Where elements are written: at most `room` of them.
-template <typename Slot>
-struct Written {
+struct Elements {
   uint16_t* column;
   Slot* slot;
-  int64_t room;
-  int64_t size = 0;
 
-  // Copies whole chunks, so also beyond the last, unless there is no room for that. What is copied must have it.
-  template <int64_t chunk>
-  void take(Read<Slot> from, int64_t first, int64_t count) {
-    const uint16_t* columns = from.column + first;
-    const Slot* slots = from.slot + first;
-    if (size + count + chunk <= room) {
-      for (int64_t i = 0; i < count; i += chunk) {
-        std::memcpy(column + size + i, columns + i, chunk * sizeof(uint16_t));
-        std::memcpy(slot + size + i, slots + i, chunk * sizeof(Slot));
-      }
-    } else {
-      std::copy_n(columns, count, column + size);
-      std::copy_n(slots, count, slot + size);
-    }
-    size += count;
-  }
-
-  // One more, if it is wanted: without a branch, and without touching what is behind the room.
-  void put(uint16_t one_column, Slot one_slot, bool is_wanted) {
-    *(is_wanted ? column + size : &nowhere_column) = one_column;
-    *(is_wanted ? slot + size : &nowhere_slot) = one_slot;
-    size += is_wanted;
-  }
-  uint16_t nowhere_column = 0;
-  Slot nowhere_slot = 0;
+  Elements from(int64_t first) const { return {column + first, slot + first}; }
 };
 
-constexpr int64_t kLongChunk = 64, kShortChunk = 16;  // elements between two changes; those of one segment
+constexpr int64_t kChunk = 16;  // elements that are copied at a time: about as many as a row has in a cell
 
-// Elements with room behind them.
+// Copies whole chunks, so up to a chunk beyond the last: without a branch that nobody can predict.
 template <typename Slot>
-struct Buffer {
-  std::vector<uint16_t> column;
-  std::vector<Slot> slot;
-
-  Written<Slot> cleared(int64_t most) {
-    if (static_cast<int64_t>(column.size()) < most + 2 * kLongChunk) {
-      column.resize(most + 2 * kLongChunk);
-      slot.resize(most + 2 * kLongChunk);
-    }
-    return {column.data(), slot.data(), static_cast<int64_t>(column.size())};
+void copy_chunks(const Elements<Slot>& from, int64_t count, const Elements<Slot>& to) {
+  for (int64_t i = 0; i < count; i += kChunk) {
+    std::memcpy(to.column + i, from.column + i, kChunk * sizeof(uint16_t));
+    std::memcpy(to.slot + i, from.slot + i, kChunk * sizeof(Slot));
   }
-  Read<Slot> read() const { return {column.data(), slot.data()}; }
-};
+}
 
-// How many of `count` increasing columns are below one. Reads up to 16 beyond them. Without a branch on what it finds,
-// which nobody could predict.
+template <typename Slot>
+void copy_exactly(const Elements<Slot>& from, int64_t count, const Elements<Slot>& to) {
+  std::copy_n(from.column, count, to.column);
+  std::copy_n(from.slot, count, to.slot);
+}
+
+// How many of `count` increasing columns are below one. Reads up to a chunk beyond them.
 int64_t num_below(const uint16_t* columns, int64_t count, uint16_t wanted) {
   int64_t found = 0;
-  for (int64_t base = 0; base < count; base += kShortChunk) {
-    const uint16_t left = static_cast<uint16_t>(std::min<int64_t>(kShortChunk, count - base));
+  for (int64_t base = 0; base < count; base += kChunk) {
+    const uint16_t left = static_cast<uint16_t>(std::min<int64_t>(kChunk, count - base));
     uint16_t below = 0;
-    for (uint16_t i = 0; i < kShortChunk; ++i)
+    for (uint16_t i = 0; i < kChunk; ++i)
       below = static_cast<uint16_t>(below + ((columns[base + i] < wanted) & (i < left)));
     found += below;
   }
   return found;
 }
 
-// One cell, written anew: what lies between two changes is copied as a whole.
+// One cell, written anew. Its elements are taken out; a row with a change is written once more behind them; then all
+// rows go back in the order of their counts, which is that of a Plan made from nothing. (Rows in another order make
+// products 4 to 5 % slower before long: the end of each is mispredicted. Looking for rows that may stay as they are
+// takes as long as copying them.)
 template <typename Slot>
 class CellWriter {
  public:
-  CellWriter(Sweep& s, std::vector<Slot>& slots) : s_(s), slots_(slots), ordinal_(s.tile_rows) {}
+  CellWriter(Sweep& s, std::vector<Slot>& slots) : s_(s), slots_(slots), count_(s.tile_rows), start_(s.tile_rows) {}
 
   // False if an element enters that is there, or leaves that is not.
-  bool write(int64_t cell, const Moved* moved, uint32_t count) {
+  bool write(int64_t cell, const Moved* moved, int64_t count) {
     take_out(cell);
-    link(moved, count);
-    s_.disorder[cell] += count;
-    const bool is_orderly = s_.disorder[cell] * kOrderly <= segments_.size();
-    const int64_t first = s_.first_element[cell];
-    Written<Slot> to{s_.column.data() + first, slots_.data() + first, s_.first_element[cell + 1] - first};
-    if (is_orderly) {
-      if (!edit(moved, to)) return false;
-      drop_empty();
-    } else {
-      Written<Slot> between = edited_.cleared(num_elements_ + count);
-      if (!edit(moved, between)) return false;
-      drop_empty();
-      put_in_order(to);
-      s_.disorder[cell] = 0;
-    }
-    std::copy(segments_.begin(), segments_.end(), s_.segments.begin() + s_.first_segment[cell]);
-    s_.end_segment[cell] = s_.first_segment[cell] + static_cast<int64_t>(segments_.size());
-    s_.end_element[cell] = first + to.size;
+    for (int64_t i = 0; i < count; ++i)
+      if (!edit(moved[i])) return false;
+    put_back(cell);
     return true;
   }
 
  private:
-  static constexpr uint16_t kNowhere = 0xffff;
-  static constexpr uint32_t kNone = ~0u;
-  // Segments are put in order again when there were as many changes as segments, divided by this. Without that the end
-  // of each is mispredicted before long. (Refreshing and what it slows down took 8.6 % of a decoder's step at 95/90
-  // without order, 5.5 % with 3. Choosing sets at 90/80 takes 5.1 to 5.4 % with 3 and 4.4 to 4.7 % with 1, and the
-  // whole step is 1.02 times as fast.)
-  static constexpr size_t kOrderly = 1;
-
-  // Copies what the cell has: what is behind its room another thread may be writing.
   void take_out(int64_t cell) {
-    const int64_t first = s_.first_element[cell], last = s_.end_element[cell];
-    num_elements_ = last - first;
-    const Written<Slot> to = old_.cleared(num_elements_);
-    std::copy_n(s_.column.begin() + first, num_elements_, to.column);
-    std::copy_n(slots_.begin() + first, num_elements_, to.slot);
-    segments_.assign(s_.segments.begin() + s_.first_segment[cell], s_.segments.begin() + s_.end_segment[cell]);
-    std::fill(ordinal_.begin(), ordinal_.end(), kNowhere);
-    start_.resize(segments_.size());
-    int64_t start = 0;
-    for (size_t i = 0; i < segments_.size(); ++i) {
-      ordinal_[segments_[i].row] = static_cast<uint16_t>(i);
-      start_[i] = start;
-      start += segments_[i].count;
+    const int64_t first = s_.first_element[cell], count = s_.end_element[cell] - first;
+    size_ = 0;
+    reserve(count);
+    copy_exactly({s_.column.data() + first, slots_.data() + first}, count, at(0));
+    std::fill(count_.begin(), count_.end(), 0);
+    for (int64_t i = s_.first_segment[cell]; i < s_.end_segment[cell]; ++i) {
+      const Sweep::Segment segment = s_.segments[i];
+      count_[segment.row] = segment.count;
+      start_[segment.row] = size_;
+      size_ += segment.count;
     }
   }
 
-  // Finds the changes of each segment, in order. Rows that had no element here get an empty segment at the end.
-  void link(const Moved* moved, uint32_t count) {
-    next_.resize(count);
-    change_.assign(segments_.size(), kNone);
-    has_changes_.assign((segments_.size() + count) / 64 + 1, 0);
-    for (uint32_t i = count; i-- > 0;) {
-      uint16_t& ordinal = ordinal_[moved[i].row];
-      if (ordinal == kNowhere) {
-        ordinal = static_cast<uint16_t>(segments_.size());
-        segments_.push_back({moved[i].row, 0});
-        start_.push_back(num_elements_);
-        change_.push_back(kNone);
-      }
-      next_[i] = change_[ordinal];
-      change_[ordinal] = i;
-      has_changes_[ordinal / 64] |= uint64_t{1} << (ordinal % 64);
-    }
+  // Makes room for so many more elements, and the chunk that may be written behind them.
+  void reserve(int64_t count) {
+    const size_t wanted = static_cast<size_t>(size_ + count + kChunk);
+    if (column_.size() >= wanted) return;
+    column_.resize(2 * wanted);
+    slot_.resize(2 * wanted);
   }
 
-  // Segment by segment, as marked: to look at each would be a branch that nobody could predict.
-  bool edit(const Moved* moved, Written<Slot>& to) {
-    int64_t from = 0;
-    has_empty_ = false;
-    for (size_t i = 0; i < has_changes_.size(); ++i)
-      for (uint64_t marks = has_changes_[i]; marks; marks &= marks - 1)
-        if (!edit_segment(moved, i * 64 + __builtin_ctzll(marks), from, to)) return false;
-    to.template take<kLongChunk>(old_.read(), from, num_elements_ - from);
+  Elements<Slot> at(int64_t first) { return {column_.data() + first, slot_.data() + first}; }
+
+  bool edit(const Moved& m) {
+    const int64_t count = count_[m.row];
+    reserve(count + 1);
+    const Elements<Slot> old = at(start_[m.row]), edited = at(size_);
+    const int64_t before = num_before(m, old.column, count);
+    const bool is_there = before < count && old.column[before] == m.column;
+    if (is_there == m.enters) return false;
+    copy_chunks(old, before, edited);
+    edited.column[before] = m.column;  // overwritten by what comes next if it leaves
+    edited.slot[before] = sizeof(Slot) == 2 ? static_cast<Slot>(m.offset) : static_cast<Slot>(m.slot);
+    copy_chunks(old.from(before + !m.enters), count - before - !m.enters, edited.from(before + m.enters));
+    start_[m.row] = size_;
+    count_[m.row] = static_cast<uint16_t>(count + 2 * m.enters - 1);
+    size_ += count_[m.row];
     return true;
   }
 
-  // Writes what comes before each change of a segment, from `from` on, and the change.
-  bool edit_segment(const Moved* moved, size_t ordinal, int64_t& from, Written<Slot>& to) {
-    Sweep::Segment& segment = segments_[ordinal];
-    const Read<Slot> old = old_.read();
-    const int64_t end = start_[ordinal] + segment.count;
-    int64_t e = start_[ordinal];
-    for (uint32_t change = change_[ordinal]; change != kNone; change = next_[change]) {
-      const Moved& m = moved[change];
-      const int64_t at = e + num_before(m, e, end);
-      const bool is_there = at < end && old.column[at] == m.column;
-      if (is_there == m.enters) return false;
-      to.template take<kLongChunk>(old, from, at - from);
-      to.put(m.column, own_slot(m), m.enters);
-      segment.count = static_cast<uint16_t>(segment.count + 2 * m.enters - 1);
-      e = from = at + !m.enters;
-    }
-    has_empty_ |= segment.count == 0;
-    return true;
-  }
-
-  // How many elements of a segment, from e on, come before a change.
-  int64_t num_before(const Moved& m, int64_t e, int64_t end) const {
-    const uint16_t* column = old_.column.data();
-    if (s_.taps == 1) return num_below(column + e, end - e, m.column);
+  // How many elements of a row come before a change.
+  int64_t num_before(const Moved& m, const uint16_t* column, int64_t count) const {
+    if (s_.taps == 1) return num_below(column, count, m.column);
     const int64_t wanted = rank(s_, m.cell, m.column);
-    int64_t to = e;
-    while (to < end && rank(s_, m.cell, column[to]) < wanted) ++to;
-    return to - e;
+    int64_t found = 0;
+    while (found < count && rank(s_, m.cell, column[found]) < wanted) ++found;
+    return found;
   }
 
-  static Slot own_slot(const Moved& m) {
-    return sizeof(Slot) == 2 ? static_cast<Slot>(m.offset) : static_cast<Slot>(m.slot);
-  }
-
-  void drop_empty() {
-    if (!has_empty_) return;
-    const auto is_empty = [](const Sweep::Segment& segment) { return segment.count == 0; };
-    segments_.erase(std::remove_if(segments_.begin(), segments_.end(), is_empty), segments_.end());
-  }
-
-  void put_in_order(Written<Slot>& to) {
-    const size_t count = segments_.size();
-    counts_.resize(count);
-    start_.resize(count);
-    int64_t start = 0;
-    for (size_t i = 0; i < count; ++i) {
-      counts_[i] = segments_[i].count;
-      start_[i] = start;
-      start += segments_[i].count;
+  // What is behind the cell's room another thread may be writing.
+  void put_back(int64_t cell) {
+    int64_t to = s_.first_element[cell];
+    const int64_t end = s_.first_element[cell + 1];
+    Sweep::Segment* segment = s_.segments.data() + s_.first_segment[cell];
+    by_count_.sort(count_.data(), s_.tile_rows);
+    for (const uint16_t row : by_count_.order) {
+      const int64_t count = count_[row];
+      if (count == 0) continue;
+      const Elements<Slot> place{s_.column.data() + to, slots_.data() + to};
+      if (to + count + kChunk <= end)
+        copy_chunks(at(start_[row]), count, place);
+      else
+        copy_exactly(at(start_[row]), count, place);
+      *segment++ = {row, count_[row]};
+      to += count;
     }
-    by_count_.sort(counts_.data(), static_cast<int32_t>(count));
-    old_segments_.swap(segments_);
-    segments_.resize(count);
-    for (size_t i = 0; i < count; ++i) {
-      const uint16_t ordinal = by_count_.order[i];
-      segments_[i] = old_segments_[ordinal];
-      to.template take<kShortChunk>(edited_.read(), start_[ordinal], segments_[i].count);
-    }
+    s_.end_segment[cell] = segment - s_.segments.data();
+    s_.end_element[cell] = to;
   }
 
   Sweep& s_;
   std::vector<Slot>& slots_;
-  std::vector<uint16_t> ordinal_;  // of the segment of each row of the tile
-  int64_t num_elements_ = 0;       // of the cell, before
-  Buffer<Slot> old_;
-  std::vector<Sweep::Segment> segments_;
-  std::vector<int64_t> start_;    // the first element of each segment
-  std::vector<uint32_t> change_;  // the first change of each segment
-  std::vector<uint32_t> next_;    // the next one of the same
-  bool has_empty_ = false;
-  std::vector<uint64_t> has_changes_;  // a bit for each segment
-  Buffer<Slot> edited_;                // what follows is for putting segments in order
-  std::vector<Sweep::Segment> old_segments_;
+  std::vector<uint16_t> count_;  // of the elements of each row of the tile
+  std::vector<int64_t> start_;   // the first of them, in what follows
+  std::vector<uint16_t> column_;
+  std::vector<Slot> slot_;
+  int64_t size_ = 0;
   ByCount by_count_;
-  std::vector<uint16_t> counts_;
 };
 
 // Called by all threads of a parallel region, each of which goes on when there is no cell left for it.
@@ -409,7 +332,7 @@ bool write_cells(Sweep& s, std::vector<Slot>& slots, const ByCell& changes) {
 #pragma omp for schedule(static) nowait
   for (int64_t cell = 0; cell < s.num_cells(); ++cell) {
     const int64_t first = changes.first[cell], count = changes.first[cell + 1] - first;
-    if (count) sound &= writer.write(cell, changes.moved.data() + first, static_cast<uint32_t>(count));
+    if (count) sound &= writer.write(cell, changes.moved.get() + first, count);
   }
   return sound;
 }
@@ -423,7 +346,6 @@ ByCell prepared(Sweep& s, const std::vector<Placed>& places, uint32_t turned) {
   ByCell changes = by_cell(s, places, turned);
   const Sizes sizes(s, changes);
   if (!sizes.fit(s)) make_room(s, sizes);
-  s.disorder.resize(s.num_cells(), 0);
   return changes;
 }
 
@@ -431,10 +353,10 @@ ByCell prepared(Sweep& s, const std::vector<Placed>& places, uint32_t turned) {
 
 void Plan::update(const Changes& changes, int num_threads) {
   if (!explores_) throw std::invalid_argument("a Plan without exploration is made anew when A changes");
-  const std::vector<Placed> places = placed(changes, *rows_.first_slot, rows_.num_rows, rows_.num_columns);
+  if (changes.count < 256) num_threads = 1;  // waking another thread takes longer
+  const std::vector<Placed> places = placed(changes, *rows_.first_slot, rows_.num_rows, rows_.num_columns, num_threads);
   const std::unique_lock<std::shared_mutex> alone(mutex_);
   const uint32_t turned = gathers_ && taps_ > 1 ? static_cast<uint32_t>(taps_) : 0;
-  if (changes.count < 256) num_threads = 1;  // waking another thread takes longer
   ByCell in_rows, in_columns;
   int wrong = 0;
 #pragma omp parallel num_threads(num_threads) reduction(| : wrong)

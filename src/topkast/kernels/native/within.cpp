@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "kernels.hpp"
 #include "select.hpp"
@@ -13,7 +14,7 @@ namespace {
 constexpr int64_t kChunk = 1 << 15;  // numbers that a thread takes at a time
 constexpr int64_t kPiece = 1 << 12;  // numbers that are scanned at a time
 // A band has at least this relative width. If it would hold more than one number in so many, it is made from a sample.
-constexpr double kLeastWidth = 1.0 / 4096, kMostWidth = 0.25;
+constexpr double kLeastWidth = 1.0 / 65536, kMostWidth = 0.25;
 constexpr int64_t kEnough = 32;
 
 template <typename K>
@@ -30,27 +31,53 @@ struct Chunk {
   std::vector<int64_t> wrong;
   int64_t above = 0;
   bool is_finite = true;
+
+  // How many candidates are above a key, and how many equal it.
+  std::pair<int64_t, int64_t> compared(K threshold) const {
+    int64_t larger = 0, equal = 0;
+    for (const Candidate<K>& candidate : inside) {
+      larger += candidate.key > threshold;
+      equal += candidate.key == threshold;
+    }
+    return {larger, equal};
+  }
+
+  // Slots whose flag is not what it should be, increasing. Of the keys that equal the threshold the first so many are
+  // in.
+  std::vector<int64_t> changed(const uint8_t* active, K threshold, int64_t ties) const {
+    std::vector<int64_t> found;
+    found.reserve(wrong.size() + inside.size());
+    auto next = wrong.begin();
+    for (const Candidate<K>& candidate : inside) {
+      const bool is_in = candidate.key > threshold || (candidate.key == threshold && ties-- > 0);
+      if (is_in == (active[candidate.slot] != 0)) continue;
+      for (; next != wrong.end() && *next < candidate.slot; ++next) found.push_back(*next);
+      found.push_back(candidate.slot);
+    }
+    found.insert(found.end(), next, wrong.end());
+    return found;
+  }
 };
 
 template <typename T>
 Chunk<T> look(const T* values, const uint8_t* active, int64_t first, int64_t last, Band<typename Key<T>::type> band,
               T favour) {
   Chunk<T> chunk;
-  uint64_t marks[kPiece / 64];
+  chunk.wrong.reserve(kPiece / 8);
+  uint64_t inside[kPiece / 64], wrong[kPiece / 64];
   for (int64_t base = first; base < last; base += kPiece) {
     const int64_t count = std::min(kPiece, last - base);
-    const ScanResult result = kernels<T>().scan(values + base, active + base, count, band, favour, marks);
+    const ScanResult result = kernels<T>().scan(values + base, active + base, count, band, favour, inside, wrong);
     chunk.above += result.above;
     chunk.is_finite &= result.is_finite;
-    for (int64_t i = 0; i < count; i += 64)
-      for (uint64_t word = marks[i / 64]; word; word &= word - 1) {
+    for (int64_t i = 0; i < count; i += 64) {
+      for (uint64_t word = wrong[i / 64]; word; word &= word - 1)
+        chunk.wrong.push_back(base + i + __builtin_ctzll(word));
+      for (uint64_t word = inside[i / 64]; word; word &= word - 1) {
         const int64_t slot = base + i + __builtin_ctzll(word);
-        const auto key = key_of(active[slot] ? values[slot] * favour : values[slot]);
-        if (key >= band.low && key <= band.high)
-          chunk.inside.push_back({slot, key});
-        else
-          chunk.wrong.push_back(slot);
+        chunk.inside.push_back({slot, key_of(active[slot] ? values[slot] * favour : values[slot])});
       }
+    }
   }
   return chunk;
 }
@@ -85,6 +112,39 @@ struct Look {
     const auto at = keys.begin() + (k - above - 1);
     std::nth_element(keys.begin(), at, keys.end(), [](K a, K b) { return a > b; });
     return *at;
+  }
+
+  // Slots whose flag is not what it should be, with the k-th largest key.
+  void write_changed(const uint8_t* active, int64_t k, K threshold, int num_threads,
+                     std::vector<int64_t>& changed) const {
+    const int64_t count = static_cast<int64_t>(chunks.size());
+    std::vector<std::pair<int64_t, int64_t>> compared(count);
+    std::vector<std::vector<int64_t>> parts(count);
+    std::vector<int64_t> ties(count, k - above), first(count + 1, 0);
+#pragma omp parallel num_threads(num_threads)
+    {
+#pragma omp for schedule(static)
+      for (int64_t c = 0; c < count; ++c) compared[c] = chunks[c].compared(threshold);
+#pragma omp single
+      for (int64_t c = 0, larger = sum_of_first(compared), equal = 0; c < count; equal += compared[c++].second)
+        ties[c] -= larger + equal;
+#pragma omp for schedule(static)
+      for (int64_t c = 0; c < count; ++c) parts[c] = chunks[c].changed(active, threshold, ties[c]);
+#pragma omp single
+      {
+        for (int64_t c = 0; c < count; ++c) first[c + 1] = first[c] + static_cast<int64_t>(parts[c].size());
+        changed.resize(first[count]);
+      }
+#pragma omp for schedule(static)
+      for (int64_t c = 0; c < count; ++c) std::copy(parts[c].begin(), parts[c].end(), changed.begin() + first[c]);
+    }
+  }
+
+ private:
+  static int64_t sum_of_first(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
+    int64_t sum = 0;
+    for (const auto& pair : pairs) sum += pair.first;
+    return sum;
   }
 };
 
@@ -133,7 +193,7 @@ bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k
   Look<T> found(values, active, n, band, favour, num_threads);
   if (!found.is_finite) return false;
   if (!found.has_rank(k) && width_ > 0) {
-    band = band_around(compared.numbers(), n, k, num_threads);
+    band = around<T>(expected, std::min(kMostWidth, 32 * width_));
     found = Look<T>(values, active, n, band, favour, num_threads);
   }
   if (!found.has_rank(k)) {
@@ -144,26 +204,14 @@ bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k
   const double now = value_of<T>(threshold);
   const double missed = expected > 0 ? std::abs(now / expected - 1) : 0;
   drift_ = threshold_ > 0 ? std::clamp(now / threshold_ - 1, -kMostWidth, kMostWidth) : 0;
-  // Twice the last miss, unless that would hold too many: magnitudes of B may all be close to each other.
+  // Several times the last miss, unless that would hold too many: magnitudes of B may all be close to each other.
   const double high = value_of<T>(band.high), low = value_of<T>(band.low), held = (high - low) / std::max(now, 1e-300);
   const double per_width = static_cast<double>(found.inside) / std::max(held, 1e-12);
-  width_ = std::max({kLeastWidth, std::min(kMostWidth, 2 * missed), width_ * 0.7});
+  width_ = std::max({kLeastWidth, std::min(kMostWidth, 4 * missed), width_ * 0.8});
   if (2 * width_ * per_width > static_cast<double>(n / kEnough)) width_ = 0;
   threshold_ = now;
 
-  int64_t ties = k - found.above;  // of the keys that equal the threshold, the first so many
-  for (const Chunk<T>& chunk : found.chunks)
-    for (const Candidate<K>& candidate : chunk.inside) ties -= candidate.key > threshold;
-  for (const Chunk<T>& chunk : found.chunks) {
-    auto wrong = chunk.wrong.begin();
-    for (const Candidate<K>& candidate : chunk.inside) {
-      const bool is_in = candidate.key > threshold || (candidate.key == threshold && ties-- > 0);
-      if (is_in == (active[candidate.slot] != 0)) continue;
-      for (; wrong != chunk.wrong.end() && *wrong < candidate.slot; ++wrong) changed_.push_back(*wrong);
-      changed_.push_back(candidate.slot);
-    }
-    changed_.insert(changed_.end(), wrong, chunk.wrong.end());
-  }
+  found.write_changed(active, k, threshold, num_threads, changed_);
   return true;
 }
 
