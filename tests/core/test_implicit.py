@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import topkast
-from topkast.core.implicit import ImplicitReservoir
+from topkast.core.implicit import ImplicitReservoir, compact, listed
 from topkast.core.initial import Initial, Normal, Uniform
 from topkast.core.reservoir import DenseTheta
 from topkast.core.select import absent
+from topkast.kernels.passes import mark, marked
 
 
 def net() -> nn.Module:
@@ -173,6 +174,16 @@ def test_a_checkpoint_goes_on_bit_for_bit_under_another_seed() -> None:
 def _set(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
     def alter(state: dict[str, Tensor]) -> None:
         key = f"0.weight.reservoir.{name}"
+        kept = state[key].clone()
+        state[key] = change(listed(kept, 2400) if name in ("returned_positions", "retired") else kept)
+
+    return alter
+
+
+def _set_bits(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    def alter(state: dict[str, Tensor]) -> None:
+        key = f"0.weight.reservoir.{name}"
+        assert state[key].dtype == torch.uint8, "300 bytes are less than a list"
         state[key] = change(state[key].clone())
 
     return alter
@@ -205,6 +216,9 @@ def _swap_first(values: Tensor) -> Tensor:
         ),
         (_set("returned_values", lambda t: t.double() * 1e300), "not finite in torch.float32"),
         (_set("retired", lambda t: torch.tensor([2400])), r"retired must lie in \[0, 2400\)"),
+        (_set_bits("returned_positions", lambda t: t[1:]), "must have 300 bytes, a bit for each of 2400"),
+        (_set_bits("returned_positions", lambda t: t | 255), "one number per returned position"),
+        (_set_bits("returned_positions", lambda t: t.roll(1)), "must not be in B|do not fit the positions"),
     ],
 )
 def test_a_hostile_or_altered_state_changes_nothing(
@@ -235,6 +249,52 @@ def test_returned_elements_that_are_in_b_are_refused() -> None:
     topkast.sparsify(other, topkast.TopKAST(0.9, 0.8), reservoir="implicit", seed=1)
     with pytest.raises(ValueError, match="must not be in B"):
         other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("numel", [1, 8, 9, 1000, 300_001])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.04, 0.5, 1.0])
+def test_positions_are_kept_in_whichever_form_takes_less_room(numel: int, share: float) -> None:
+    generator = torch.Generator().manual_seed(numel)
+    positions = torch.nonzero(torch.rand(numel, generator=generator) < share).flatten().int()
+    kept = compact(positions, numel)
+    assert kept.nbytes == min(positions.nbytes, -(-numel // 8))
+    assert torch.equal(listed(kept, numel), positions)
+    assert torch.equal(marked(mark(positions, numel), torch.int64), positions.long())
+    assert torch.equal(marked(mark(positions.long(), numel), torch.int32), positions)
+
+
+def test_bits_beyond_the_last_element_are_refused() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(11, 5))
+    topkast.sparsify(model, topkast.TopKAST(0.5, 0.4), reservoir="implicit", seed=0)
+    state = model.state_dict()
+    state["0.weight.reservoir.retired"] = torch.tensor([0, 0, 0, 0, 0, 0, 128], dtype=torch.uint8)
+    with pytest.raises(ValueError, match="retired has bits beyond its 55 elements"):
+        model.load_state_dict(state)
+
+
+def test_positions_that_are_not_of_the_weight_do_not_reach_bits() -> None:
+    for positions in ([-1], [16], [3, 3], [5, 2]):
+        with pytest.raises(ValueError, match="indices must"):
+            mark(torch.tensor(positions), 16)
+
+
+def test_a_state_with_lists_goes_on_as_one_with_bits() -> None:
+    """Version 0.2.0 had lists only."""
+    model, handle = trained()
+    state = copy.deepcopy(model.state_dict())
+    for name in ("returned_positions", "retired"):
+        key = f"0.weight.reservoir.{name}"
+        state[key] = listed(state[key], 2400)
+    other = net()
+    other_handle = topkast.sparsify(other, topkast.TopKAST(0.9, 0.8), reservoir="implicit", seed=1)
+    other.load_state_dict(state)
+    for each in (handle, other_handle):
+        with torch.no_grad():
+            each.weights["0"].values[::3] = 0
+        each.refresh()
+    for key, value in model.state_dict().items():
+        assert torch.equal(other.state_dict()[key], value), key
 
 
 def test_a_stored_state_is_not_an_implicit_one() -> None:

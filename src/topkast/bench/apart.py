@@ -157,7 +157,7 @@ def _scale(inputs: int, outputs: int, pair: Pair, steps: int, init: str | None) 
         "init": init or "torch's own",
         "numel": weight.numel(),
         "backward": weight.counts.backward,
-        "returned": weight.reservoir.returned_positions.numel(),  # pyright: ignore
+        "returned": weight.reservoir.get_buffer("returned_values").numel(),
         "flipped": flipped[-1] if flipped else None,
         "exchanged": int(weight.exchanged),
         "build": build,

@@ -8,6 +8,8 @@ B now or was written down when it left (*returned*). Everything else is what the
                 stream. Of equal magnitudes the one with the smaller position goes first.)
     returned    Positions and values of what has left B.
 
+Positions are kept as a list, or as a bit for each element of the weight where that is less (`compact`).
+
 An exchange looks at B, at what was returned, and at the head of the stream. The stream is sorted. So the
 candidates are the ranks from the cursor on that are at least as large as the k-th largest magnitude of all.
 """
@@ -25,17 +27,42 @@ from topkast.core.initial import Initial
 from topkast.core.loading import all_finite
 from topkast.core.reservoir import Reservoir, StoredReservoir, Theta
 from topkast.core.select import absent, gather, locate
-from topkast.kernels.passes import Union
+from topkast.kernels.passes import Union, mark, marked
 from topkast.kernels.positions import check_positions, index_dtype
 from topkast.kernels.stream import KINDS, Known, Stream
-
-# ---- what its state must be like -----------------------------------------------------------------------
 
 # Elements that are looked up at a time where only their number is wanted.
 _PART = 1 << 20
 
 _NUMBERS = ("key", "cursor", "first_cursor", "activated")
 _RANKS = ("early", "first_early")
+_COMPACT = ("returned_positions", "retired")
+
+
+# ---- positions in less room ----------------------------------------------------------------------------
+
+
+def compact(positions: Tensor, numel: int) -> Tensor:
+    """Increasing positions below `numel`; where it takes less room, a bit for each there can be (uint8)."""
+    is_less = -(-numel // 8) < positions.nbytes
+    return mark(positions, numel) if is_less else positions
+
+
+def listed(kept: Tensor, numel: int) -> Tensor:
+    """The positions that `compact` was given."""
+    return marked(kept, index_dtype(numel)) if kept.dtype == torch.uint8 else kept
+
+
+def _problem_of_bits(name: str, bits: Tensor, numel: int) -> str | None:
+    wanted = -(-numel // 8)
+    if tuple(bits.shape) != (wanted,):
+        return f"{name} must have {wanted} bytes, a bit for each of {numel} elements, got {tuple(bits.shape)}"
+    if numel % 8 and int(bits[-1]) >> numel % 8:
+        return f"{name} has bits beyond its {numel} elements"
+    return None
+
+
+# ---- what its state must be like -----------------------------------------------------------------------
 
 
 def _state_problem(
@@ -46,6 +73,12 @@ def _state_problem(
     The rule that ties everything together: what is known, B and the returned elements, is exactly the ranks
     below the cursor and the early ones. It holds for no other key, size or distribution.
     """
+    for name in _COMPACT:
+        if state[name].dtype == torch.uint8:
+            wrong = _problem_of_bits(name, state[name], numel)
+            if wrong is not None:
+                return wrong
+            state = {**state, name: listed(state[name], numel)}
     return (
         _problem_of_numbers(numel, state)
         or _problem_of_initial(state["initial"])
@@ -138,7 +171,7 @@ class ImplicitTheta:
     def __init__(self, reservoir: ImplicitReservoir, indices: Tensor, values: Tensor) -> None:
         self.numel = reservoir.numel
         self._reservoir = reservoir
-        self._indices = indices.to("cpu", reservoir.returned_positions.dtype)
+        self._indices = indices.to("cpu", index_dtype(reservoir.numel))
         self._values = values.detach().cpu()
         self._last: tuple[Tensor, Tensor] | None = None
 
@@ -174,10 +207,11 @@ class ImplicitReservoir(Reservoir):
     Buffers:
         key: Which stream.
         initial: Kind, scale and mass of the initial distribution.
-        cursor, early, returned_positions, returned_values: See above.
+        cursor, early, returned_values: See above.
+        returned_positions: See above; as `compact` has them.
         first_cursor, first_early: The first B: ranks below the one, and the others.
         activated: How many elements of the initial C have been in A.
-        retired: Positions of elements that have been in A and are not now.
+        retired: Positions of elements that have been in A and are not now; as `compact` has them.
     """
 
     kind = "implicit"
@@ -219,7 +253,7 @@ class ImplicitReservoir(Reservoir):
 
     def returned(self) -> tuple[Tensor, Tensor]:
         """Positions, increasing, and values of what has left B."""
-        return self.returned_positions, self.returned_values
+        return listed(self.returned_positions, self.numel), self.returned_values
 
     def known(self) -> Known:
         """Which ranks have been in B."""
@@ -253,7 +287,8 @@ class ImplicitReservoir(Reservoir):
 
     def dense(self, indices: Tensor, values: Tensor) -> Tensor:
         theta = self.stream().dense()
-        theta[self.returned_positions.long()] = self.returned_values
+        positions, returned = self.returned()
+        theta[positions.long()] = returned
         theta[indices.cpu().long()] = values.detach().cpu().to(self.dtype)
         return theta.to(values)
 
@@ -264,28 +299,31 @@ class ImplicitReservoir(Reservoir):
         return max(drawn, float(returned.abs().max())) if returned.numel() else drawn
 
     def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
-        entering = entering.cpu()
-        source = locate(self.returned_positions, entering)
+        entering, before = entering.cpu(), self.returned()[0]
+        source = locate(before, entering)
         entrants = self._enter(entering, source)
         del entering
-        positions = leaving.to("cpu", self.returned_positions.dtype)
+        positions = leaving.to("cpu", before.dtype)
         left_values = leaving_values.detach().to("cpu", self.dtype)
-        both = Union(self.returned_positions, positions, dropped=source)
-        del source
+        both = Union(before, positions, dropped=source)
+        del before, source
         self.returned_positions = both.positions()  # before the values: the old ones make room
+        self.returned_positions = compact(self.returned_positions, self.numel)
         self.returned_values = both.numbers(self.returned_values, left_values)
         return entrants.to(leaving_values)
 
     def record(self, entered_a: Tensor, left_a: Tensor) -> None:
-        dtype = self.retired.dtype
-        entered = entered_a.to("cpu", dtype)
-        source = locate(self.retired, entered)
-        first_time = absent(entered, self.retired)
+        retired = listed(self.retired, self.numel)
+        entered = entered_a.to("cpu", retired.dtype)
+        source = locate(retired, entered)
+        first_time = absent(entered, retired)
         for part in first_time.split(_PART):
             ranks = self.stream().ranks(gather(entered, part))
             self.activated += int((~self._is_initial(ranks)).sum())
         del entered_a, entered, first_time  # of a large weight these count where the next lists are made
-        self.retired = Union(self.retired, left_a.to("cpu", dtype), dropped=source).positions()
+        both = Union(retired, left_a.to("cpu", retired.dtype), dropped=source)
+        del retired, left_a, source
+        self.retired = compact(both.positions(), self.numel)
 
     def used(self) -> tuple[float, float]:
         initial = int(self.first_cursor) + self.first_early.numel()
@@ -300,9 +338,9 @@ class ImplicitReservoir(Reservoir):
         stored = StoredReservoir(self.dense(indices, values), indices.long())
         everywhere = torch.arange(self.numel)
         known, been_active = torch.zeros(2, self.numel, dtype=torch.bool)
-        for positions in (self.returned_positions, indices.cpu()):
+        for positions in (self.returned()[0], indices.cpu()):
             known[positions.long()] = True
-        for positions in (self.retired, indices.cpu()[active.cpu()]):
+        for positions in (listed(self.retired, self.numel), indices.cpu()[active.cpu()]):
             been_active[positions.long()] = True
         stored.take_history(self._is_initial(self.stream().ranks(everywhere)), known, been_active)
         return stored
@@ -317,6 +355,10 @@ class ImplicitReservoir(Reservoir):
     ) -> None:
         for name, mine in list(self.named_buffers()):
             theirs = state_dict.get(prefix + name)
-            if theirs is not None and theirs.shape != mine.shape:
-                setattr(self, name, torch.empty(theirs.shape, dtype=mine.dtype))
+            if theirs is None:
+                continue
+            is_bits = name in _COMPACT and theirs.dtype == torch.uint8
+            dtype = torch.uint8 if is_bits else index_dtype(self.numel) if name in _COMPACT else mine.dtype
+            if theirs.shape != mine.shape or dtype != mine.dtype:
+                setattr(self, name, torch.empty(theirs.shape, dtype=dtype))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)

@@ -173,7 +173,9 @@ def _reservoir_bytes(
         return (weight.element_size + 1) * counts.numel
     outside = counts.numel - counts.backward
     # Key, cursors and a count in int64, three float64 for the distribution.
-    return 56 + (2 * index + weight.element_size) * round(returned * outside)
+    # Positions of what has left B, and of what has left A: lists, or bits for all of the weight.
+    left = round(returned * outside)
+    return 56 + 2 * min(index * left, -(-counts.numel // 8)) + weight.element_size * left
 
 
 class _Unknown:

@@ -169,6 +169,23 @@ class Union:
         return out
 
 
+def mark(positions: Tensor, numel: int) -> Tensor:
+    """A bit for each of `numel` positions, eight to a byte (the first is the lowest), set for those given."""
+    assert _native is not None  # `is_present` was asked
+    bits = torch.zeros(-(-numel // 8), dtype=torch.uint8)
+    _native.mark(*_typed(positions.contiguous()), *_buffer(bits), numel, threads_for(positions.numel()))
+    return bits
+
+
+def marked(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `mark`: positions, increasing."""
+    assert _native is not None  # `is_present` was asked
+    found = _native.Marked(*_buffer(bits), threads_for(bits.numel()))
+    positions = torch.empty(found.size, dtype=dtype)
+    found.write(*_buffer(bits), *_typed(positions), threads_for(bits.numel()))
+    return positions
+
+
 def places_dtype(length: int) -> torch.dtype:
     """What holds a place in a list of this length, and -1."""
     return torch.int32 if length < 2**31 else torch.int64

@@ -9,6 +9,7 @@
 
 #include "bindings.hpp"
 #include "floor.hpp"
+#include "positions.hpp"
 #include "slots.hpp"
 
 namespace nb = nanobind;
@@ -93,6 +94,33 @@ void write_numbers(const Union& both, Address a, int64_t num_a, Address b, int64
                      output<T>("out", out, length, both.size()), checked_threads(num_threads));
 }
 
+void mark_bits(Address positions, int64_t count, int bytes, Address bits, int64_t num_bytes, int64_t numel,
+               int num_threads) {
+  const Positions mine{positions, count, bytes};
+  auto* out = checked<uint8_t>("bits", bits, num_bytes, (numel + 7) / 8);
+  with_integer(bytes, [&](auto p) {
+    const auto* list = mine.as<decltype(p)>("positions");
+    check_positions(numel, list, count);
+    mark(list, count, out, checked_threads(num_threads));
+  });
+}
+
+// Python takes ownership.
+Marked* make_marked(Address bits, int64_t num_bytes, int num_threads) {
+  return new Marked(checked<const uint8_t>("bits", bits, num_bytes, num_bytes), num_bytes,
+                    checked_threads(num_threads));
+}
+
+void write_marked(const Marked& marked, Address bits, int64_t num_bytes, Address out, int64_t length, int bytes,
+                  int num_threads) {
+  with_integer(bytes, [&](auto p) {
+    using P = decltype(p);
+    if (sizeof(P) == 4 && num_bytes > INT32_MAX / 8) throw std::invalid_argument("int32 does not hold these positions");
+    marked.write(checked<const uint8_t>("bits", bits, num_bytes, marked.num_bytes()),
+                 output<P>("out", out, length, marked.size()), checked_threads(num_threads));
+  });
+}
+
 template <typename T>
 void gather_places(Address from, int64_t num_from, Address source, int64_t count, int source_bytes, Address fill,
                    Address out, int64_t out_length, int num_threads) {
@@ -152,6 +180,11 @@ void bind_lists(nb::module_& m) {
       .def("write_positions", &write_positions, release)
       .def("write_float", &write_numbers<float>, release)
       .def("write_double", &write_numbers<double>, release);
+  m.def("mark", &mark_bits, release);
+  nb::class_<Marked>(m, "Marked")
+      .def(nb::new_(&make_marked), release)
+      .def_prop_ro("size", &Marked::size)
+      .def("write", &write_marked, release);
   nb::class_<Floored>(m, "Floored")
       .def(nb::init<>())
       .def("choose_float", &choose_floored<float>, release)

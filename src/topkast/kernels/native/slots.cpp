@@ -145,6 +145,41 @@ void Union::write_numbers(const T* a, const T* b, T* out, int num_threads) const
   }
 }
 
+// Threads take ranges that end between two bytes.
+template <typename P>
+void mark(const P* positions, int64_t count, uint8_t* bits, int num_threads) {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (int64_t c = 0; c < num_chunks(count); ++c) {
+    auto edge = [&](int64_t i) {
+      if (i >= count) return count;
+      while (i > 0 && i < count && positions[i] >> 3 == positions[i - 1] >> 3) ++i;
+      return i;
+    };
+    for (int64_t i = edge(c * kChunk), last = edge((c + 1) * kChunk); i < last; ++i)
+      bits[positions[i] >> 3] = static_cast<uint8_t>(bits[positions[i] >> 3] | 1u << (positions[i] & 7));
+  }
+}
+
+Marked::Marked(const uint8_t* bits, int64_t num_bytes, int num_threads)
+    : num_bytes_(num_bytes), first_(num_chunks(num_bytes) + 1, 0) {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (int64_t c = 0; c < num_chunks(num_bytes); ++c)
+    for (int64_t i = c * kChunk; i < std::min(num_bytes, (c + 1) * kChunk); ++i)
+      first_[c + 1] += __builtin_popcount(bits[i]);
+  for (size_t c = 1; c < first_.size(); ++c) first_[c] += first_[c - 1];
+}
+
+template <typename P>
+void Marked::write(const uint8_t* bits, P* out, int num_threads) const {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (int64_t c = 0; c < num_chunks(num_bytes_); ++c) {
+    P *to = out + first_[c], *end = out + first_[c + 1];
+    for (int64_t i = c * kChunk; i < std::min(num_bytes_, (c + 1) * kChunk); ++i)
+      for (unsigned byte = bits[i]; byte && to < end; byte &= byte - 1)
+        *to++ = static_cast<P>(8 * i + __builtin_ctz(byte));
+  }
+}
+
 template <typename T, typename S>
 bool gather(const T* from, int64_t num_from, const S* source, int64_t count, T fill, T* out, int num_threads) {
   int64_t bad = 0;
@@ -174,6 +209,10 @@ template void Absent::write(int64_t*, int) const;
   template void Union::write_positions(const P*, const P*, P*, int);
 TOPKAST_UNION(int32_t)
 TOPKAST_UNION(int64_t)
+template void mark(const int32_t*, int64_t, uint8_t*, int);
+template void mark(const int64_t*, int64_t, uint8_t*, int);
+template void Marked::write(const uint8_t*, int32_t*, int) const;
+template void Marked::write(const uint8_t*, int64_t*, int) const;
 template void Union::write_numbers(const float*, const float*, float*, int) const;
 template void Union::write_numbers(const double*, const double*, double*, int) const;
 #define TOPKAST_GATHER(T)                                                       \

@@ -58,6 +58,27 @@ class Union {
   bool is_valid_ = true;
 };
 
+// Sets the bit of each position in `bits`, which has a bit for each there can be, eight to a byte, and begins as zeros.
+template <typename P>
+void mark(const P* positions, int64_t count, uint8_t* bits, int num_threads);
+
+// The positions whose bit is set.
+class Marked {
+ public:
+  Marked(const uint8_t* bits, int64_t num_bytes, int num_threads);
+
+  int64_t size() const { return first_.back(); }
+  // To room for size() positions, increasing; of bits as they were when this was made.
+  template <typename P>
+  void write(const uint8_t* bits, P* out, int num_threads) const;
+
+  int64_t num_bytes() const { return num_bytes_; }
+
+ private:
+  int64_t num_bytes_;
+  std::vector<int64_t> first_;  // how many are in the chunks before
+};
+
 // out[i] = from[source[i]], or `fill` where source[i] is -1. False if a place is not within `from`: what `out` has then
 // means nothing. For unsigned integers of 1, 2, 4 and 8 bytes.
 template <typename T, typename S>
