@@ -330,6 +330,18 @@ def test_a_drawn_network_starts_as_a_stored_one(
     assert drawn == pytest.approx(stored, rel=0.2, abs=1e-3)
 
 
+@pytest.mark.parametrize("reservoir", ["stored", "implicit"])
+def test_an_embedding_starts_with_the_spread_that_is_asked_for(reservoir: str, text_file: Path) -> None:
+    sizes = {"model": "decoder", "width": 64, "depth": 1, "heads": 2, "window": 32}
+    config = Config().with_values(
+        {"data": {"data": str(text_file)}, "model": sizes, "method": {"reservoir": reservoir}}
+    )
+    usual, wide = (_spread(config.with_values({"model": {"embedding_std": std}})) for std in (0.02, 0.5))
+    changed = {name for name in usual if wide[name] != usual[name]}
+    assert changed == {"embedding.weight.values"}
+    assert wide["embedding.weight.values"] == pytest.approx(25 * usual["embedding.weight.values"], rel=1e-4)
+
+
 def test_an_implicit_transformer_xl_starts_as_a_stored_one(text_file: Path) -> None:
     config = recurrent(text_file).with_values({"method": {"reservoir": "implicit"}})
     task = make_task(config)

@@ -50,8 +50,10 @@ class AbsTopK(nn.Module):
         return f"share={self.share}"
 
 
-# Standard deviation of a decoder's positions and embedding at the start.
-EMBEDDING_STD = 0.02
+# Standard deviations at the start: of a decoder's positions, and of its embedding unless one is given. An
+# embedding beside positions as large as itself is learned late, by dense networks too (docs/method.md).
+POSITION_STD = 0.02
+EMBEDDING_STD = 0.1
 
 
 class Decoder(nn.Module):
@@ -65,6 +67,7 @@ class Decoder(nn.Module):
         window: The longest sequence.
         active_share: Share of the entries that `AbsTopK` leaves, of what each part reads from the residual
             stream and of the neurons of feed-forward parts. 1 leaves all: there is no `AbsTopK`.
+        embedding_std: Standard deviation of the embedding at the start.
     """
 
     def __init__(
@@ -75,9 +78,13 @@ class Decoder(nn.Module):
         num_heads: int,
         window: int,
         active_share: float = 1.0,
+        embedding_std: float = EMBEDDING_STD,
     ) -> None:
         super().__init__()
+        if not embedding_std > 0:
+            raise ValueError(f"`embedding_std` must be above 0, got {embedding_std!r}")
         self.window = window
+        self.embedding_std = embedding_std
         self.embedding = nn.Embedding(num_symbols, width)
         self.position = nn.Parameter(torch.zeros(window, width))
         self.blocks = nn.ModuleList(Block(width, num_heads, active_share) for _ in range(depth))
@@ -87,9 +94,9 @@ class Decoder(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialises what is its own: positions, and the embedding if it is dense."""
-        nn.init.normal_(self.position, std=EMBEDDING_STD)
+        nn.init.normal_(self.position, std=POSITION_STD)
         if isinstance(self.embedding, nn.Embedding):
-            nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
+            nn.init.normal_(self.embedding.weight, std=self.embedding_std)
 
     def forward(self, symbols: Tensor) -> Tensor:
         """(batch, length) symbols → (batch, length, num_symbols) logits."""

@@ -190,7 +190,7 @@ _ENWIK8: Values = {"data": {"dataset": "enwik8"}}
 # Not the paper's: the network of `topkast train text` on the first 5 MB of enwik8, with AdamW.
 _DECODER: Values = {
     "data": {"task": "text", "limit": 4_500_000},
-    "model": {"model": "decoder", "width": 256, "window": 128},
+    "model": {"model": "decoder", "width": 256, "window": 128, "embedding_std": 0.02},
     "method": {"engine": "native", "reservoir": "stored"},
     "train": {"batch": 8, "steps": 400, "optimizer": "adamw", "lr": 4e-3},
 }

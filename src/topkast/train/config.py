@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topkast.core.distribution import nearest
+from topkast.models.simple import POSITION_STD
 from topkast.train.options import checked, rules, set_values
 from topkast.train.sections import (
     SECTIONS,
@@ -124,8 +125,11 @@ def read_run_config(path: Path) -> Config:
 def _as_it_was(config: Config) -> Config:
     """What a run of an older version did where its file does not say, whatever is the default now.
 
-    Version 0.1 had one clock: A and B were chosen together, at every step by default.
+    Up to version 0.2.0 a decoder's embedding began as small as its positions. Version 0.1 had one clock: A
+    and B were chosen together, at every step by default.
     """
+    if config.model.model == "decoder" and config.model.embedding_std is None:
+        config = config.with_values({"model": {"embedding_std": POSITION_STD}})
     options = config.method
     if options.method != "topkast":
         return config

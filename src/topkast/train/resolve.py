@@ -320,7 +320,9 @@ def _drawn(network: Network) -> dict[str, Initial]:
     """What layers are drawn from, by name or for all (`*`), where that is not what torch draws them from."""
     if network.name == "transformer-xl":
         return {"*": Normal(INITIAL_STD)}
-    return {"embedding": Normal(EMBEDDING_STD)} if network.name == "decoder" else {}
+    if network.name == "decoder":
+        return {"embedding": Normal(network.arguments.get("embedding_std", EMBEDDING_STD))}
+    return {}
 
 
 def _starts(config: Config, model: nn.Module, own: Mapping[str, Initial]) -> Init | None:

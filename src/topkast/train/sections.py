@@ -59,6 +59,9 @@ class ModelOptions:
         float, None, "keep this share of the activations, the largest (decoder; 1)", least=0, most=1,
         metavar="S",
     )  # fmt: skip
+    embedding_std: float | None = option(
+        float, None, "standard deviation of the embedding at the start (decoder; 0.1)", least=0, metavar="S"
+    )
     memory: int | None = option(int, None, "symbols to remember in training (xl)", least=0, metavar="N")
     eval_memory: int | None = option(
         int, None, "symbols to remember in evaluation (xl)", least=0, metavar="N"

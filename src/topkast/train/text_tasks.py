@@ -17,6 +17,7 @@ from topkast.data.plain_text import check_length, read_text, stdlib_text
 from topkast.data.segments import Segments, evaluation_segments
 from topkast.data.wikitext import EDITIONS, read_wikitext
 from topkast.models.network import Network
+from topkast.models.simple import EMBEDDING_STD
 from topkast.models.transformer_xl import TransformerXL
 from topkast.train.task import Task, device_of
 
@@ -37,6 +38,7 @@ class TextTask(Task):
     heads: int = 4
     window: int = 128
     active_share: float = 1.0
+    embedding_std: float = EMBEDDING_STD
     batch: int = 16
     is_unread: bool = False
 
@@ -69,13 +71,14 @@ class TextTask(Task):
             check_length(list(parts.items()), self.window, self.text.where)
 
     def sizes(self) -> dict[str, Any]:
-        names = ("width", "depth", "heads", "window", "active_share", "batch")
+        names = ("width", "depth", "heads", "window", "active_share", "embedding_std", "batch")
         return {name: getattr(self, name) for name in names}
 
     def network(self) -> Network:
         sizes = {"width": self.width, "depth": self.depth, "num_heads": self.heads, "window": self.window}
-        kept = {} if self.active_share == 1 else {"active_share": self.active_share}
-        return Network("decoder", {"num_symbols": 256, **sizes, **kept})
+        usual = {"active_share": 1.0, "embedding_std": EMBEDDING_STD}
+        others = {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
+        return Network("decoder", {"num_symbols": 256, **sizes, **others})
 
     def inputs(self) -> dict[str, Any]:
         return {"symbols": "bytes", "window": self.window}
