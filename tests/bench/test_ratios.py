@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
-from topkast.bench.ratios import break_even, ideal, show_pair
+from topkast.bench.contenders import Case, measure
+from topkast.bench.ratios import Peaks, break_even, ideal, show_pair
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,20 @@ def test_never_and_always_say_how_far_was_measured() -> None:
 
 def test_a_loss_at_the_highest_sparsity_is_never() -> None:
     assert str(break_even([0.3, 0.5, 0.8], [0.9, 1.2, 0.9])).startswith("never")
+
+
+def test_products_stay_below_the_peak_of_multiply_adds() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = Peaks.measure()
+    finally:
+        torch.set_num_threads(before)
+    assert one is not None
+    assert one.registers > 1e9
+    assert one.loads > 1e9
+    case = Case("64 → 64", lambda: nn.Linear(64, 64), (32, 64))
+    result = measure(case, (0.9, 0.8), ("native",), repeats=3)
+    assert result.flops == 3 * 2 * 32 * 64 * 64
+    assert result.rate("native") == pytest.approx(result.flops / 7.5 / result.timings["native"].median)
+    assert result.rate("native") < one.registers * before

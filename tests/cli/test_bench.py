@@ -8,6 +8,7 @@ import pytest
 
 from topkast.bench.apart import why_not
 from topkast.cli.main import main
+from topkast.kernels.machine import cpu_features
 
 SMALL = ["--tokens", "8", "--inputs", "32", "--outputs", "16", "--repeats", "1"]
 
@@ -18,8 +19,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_linear_compares_every_engine_with_dense(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *SMALL]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^sparsity +ideal +native +csr +masked +auto$", out, re.MULTILINE)
-    assert re.findall(r"^(\d+/\d+ %) +([\d.]+×)(?: +[\d.]+×){4}$", out, re.MULTILINE) == [
+    assert re.search(r"^multiply-adds in registers: \d+ GFLOP/s; with a load each: \d+$", out, re.MULTILINE)
+    assert re.search(r"^sparsity +ideal +native +csr +masked +auto +of peak$", out, re.MULTILINE)
+    assert re.findall(r"^(\d+/\d+ %) +([\d.]+×)(?: +[\d.]+×){4} +\d+%$", out, re.MULTILINE) == [
         ("80/50 %", "3.33×"),
         ("90/80 %", "7.50×"),
         ("95/90 %", "15.00×"),
@@ -49,8 +51,34 @@ def test_conv_times_every_layer_and_their_sum(capsys: pytest.CaptureFixture[str]
     arguments = ["--batch", "1", "--repeats", "1", "--sparsities", "90/80", "--engines", "native"]
     assert main(["bench", "--suite", "conv", *arguments]) == 0
     out = capsys.readouterr().out
-    assert len(re.findall(r"stride [12], .*×$", out, re.MULTILINE)) == 10
+    assert len(re.findall(r"stride [12], .*× \d+%$", out, re.MULTILINE)) == 10
     assert re.search(r"^sum of times +\d+\.\d\d×\nideal +7\.50×$", out, re.MULTILINE)
+
+
+@pytest.mark.skipif("avx2" not in cpu_features(), reason="the CPU has one instruction set only")
+def test_each_instruction_set_gets_a_run_and_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "figures.json"
+    arguments = ["--engines", "native", "--sparsities", "90/80", "--isa", "portable,avx2"]
+    assert main(["bench", *SMALL, *arguments, "--json", str(figures)]) == 0
+    out = capfd.readouterr().out
+    assert re.findall(r"threads, (\w+), float32", out) == ["portable", "avx2"]
+    for isa in ("portable", "avx2"):
+        report = json.loads((tmp_path / f"figures-{isa}.json").read_text())
+        assert report["environment"]["isa"] == isa
+        assert report["options"]["pairs"] == [[0.9, 0.8]]
+        assert report["environment"]["peaks"]["registers"] > 0
+
+
+def test_an_instruction_set_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--isa", "avx2,sse9"]) == 2
+    assert (
+        "--isa must be one or more of avx512, avx2, portable, with commas; got 'sse9'"
+        in capsys.readouterr().err
+    )
+    assert main(["bench", "--isa", "avx2", "--plot", "x.svg"]) == 2
+    assert "--plot draws one run: leave out --isa" in capsys.readouterr().err
 
 
 def test_step_shows_the_share_of_refreshing(capsys: pytest.CaptureFixture[str]) -> None:

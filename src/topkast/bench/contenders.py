@@ -207,6 +207,7 @@ class Measurement:
         timings: By contender.
         engines: Which engine of ours computed a contender.
         left_out: Who was not timed and where → why.
+        flops: Of dense, forward and backward.
     """
 
     case: Case
@@ -214,6 +215,12 @@ class Measurement:
     timings: dict[str, Timing]
     engines: dict[str, str]
     left_out: dict[str, str]
+    flops: int
+
+    def rate(self, name: str) -> float:
+        """FLOP/s that are needed: those of A and B, or all for dense."""
+        needed = self.flops if name == "dense" else self.flops / ideal(self.pair)
+        return needed / self.timings[name].median
 
     def ratio(self, name: str) -> float:
         """How many times faster than dense."""
@@ -231,6 +238,7 @@ class Measurement:
                 **timing.as_record(),
                 "ratio": self.ratio(name),
                 "ideal": ideal(self.pair),
+                "flops_per_second": self.rate(name),
             }
             for name, timing in self.timings.items()
         ]
@@ -267,4 +275,8 @@ def measure(
     runs = {name: partial(work.run, c.module) for name, c in field_of.items()}
     timings = time_in_turns(runs, repeats, pause=_PAUSE_WITH_PEERS if peers else 0.0)
     chosen = {name: c.engine() for name, c in field_of.items() if c.engine is not None}
-    return Measurement(case, pair, timings, chosen, left_out)
+    weight = layer.get_parameter("weight")
+    flops = (
+        3 * 2 * work.upstream.numel() // weight.shape[0] * weight.numel()
+    )  # three products, multiply and add
+    return Measurement(case, pair, timings, chosen, left_out, flops)

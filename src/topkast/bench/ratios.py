@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from topkast.kernels import native
 from topkast.text import padded
 
 Pair = tuple[float, float]
@@ -21,6 +24,31 @@ def ideal(pair: Pair) -> float:
     """
     forward, backward = pair
     return 3 / (2 * (1 - forward) + (1 - backward))
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """FLOP/s that this machine reaches with multiply-adds and nothing else, by all threads.
+
+    Attributes:
+        registers: On numbers in registers.
+        loads: With one load from the first cache for each, as products over elements of A need.
+    """
+
+    registers: float
+    loads: float
+
+    @classmethod
+    def measure(cls) -> Peaks | None:
+        """None without the compiled core."""
+        core, threads = native._native, torch.get_num_threads()
+        return None if core is None else cls(core.peak(False, threads), core.peak(True, threads))
+
+    def __str__(self) -> str:
+        return (
+            f"multiply-adds in registers: {self.registers / 1e9:.0f} GFLOP/s; with a load each: "
+            f"{self.loads / 1e9:.0f}"
+        )
 
 
 def sparsities(pair: Pair) -> dict[str, float]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +18,7 @@ from topkast.bench.report import Report, environment, headline, read, write
 from topkast.bench.suites import conv, inference, linear, memory, select, step
 from topkast.kernels.engines import ENGINES
 from topkast.store.files import check_target
+from topkast.train.session import Stopped
 
 _SUITES: dict[str, Any] = {
     "linear": linear,
@@ -73,6 +77,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help=_help("plot", drawing))
     stored = "take the figures from this file, written by --json, instead of measuring"
     parser.add_argument("--from", dest="stored", type=Path, metavar="FILE", help=f"{stored}; for --plot")
+    sets = "run the suite once with each of these instruction sets: avx512, avx2, portable, with commas"
+    parser.add_argument("--isa", metavar="LIST", help=sets)
     parser.set_defaults(run=run)
 
 
@@ -86,12 +92,44 @@ def run(options: argparse.Namespace) -> None:
         plot.plot(read(options.stored), options.plot)
         return
     settings = _settings(options)
+    if options.isa is not None:
+        _run_each(options)
+        return
     print(f"{headline(environment())}\n")
     report: Report = _SUITES[options.suite].run(settings, partial(print, flush=True))
     if options.json is not None:
         write(report, options.json)
     if options.plot is not None:
         plot.plot(report, options.plot)
+
+
+_ISAS = ("avx512", "avx2", "portable")
+
+
+def _run_each(options: argparse.Namespace) -> None:
+    """Runs the suite once for each instruction set, in a process of its own: it is chosen when one starts."""
+    names, target = options.isa.split(","), options.json
+    for name in names:
+        command = [sys.executable, "-m", "topkast", "bench", *_flags(options)]
+        if target is not None:
+            command += ["--json", str(target.with_name(f"{target.stem}-{name}{target.suffix}"))]
+        environment = {**os.environ, "TOPKAST_ISA": name}
+        if subprocess.run(command, env=environment, check=False).returncode != 0:
+            raise Stopped(f"with TOPKAST_ISA={name} the suite failed, as said above")
+        if name != names[-1]:
+            print(flush=True)
+
+
+def _flags(options: argparse.Namespace) -> list[str]:
+    """The command line again, without --isa and --json."""
+    flags = ["--suite", options.suite]
+    for name in _BELONGS:
+        value = getattr(options, name)
+        if value is True:
+            flags.append(f"--{name}")
+        elif value:
+            flags += [f"--{name}", str(value)]
+    return flags
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -105,6 +143,11 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} is for the suite {' or '.join(suites)}, not for {options.suite}")
     if (options.inputs is None) != (options.outputs is None):
         raise ValueError("--inputs and --outputs make one shape: give both or none")
+    wrong = [name for name in (options.isa or "").split(",") if name not in _ISAS]
+    if options.isa is not None and wrong:
+        raise ValueError(f"--isa must be one or more of {', '.join(_ISAS)}, with commas; got {wrong[0]!r}")
+    if options.isa is not None and options.plot is not None:
+        raise ValueError("--plot draws one run: leave out --isa, and set TOPKAST_ISA for another")
     if options.json is not None:
         check_target(options.json, "--json")
     if options.plot is not None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from torch import nn
 
 from topkast.bench.contenders import Case, Measurement, measure
-from topkast.bench.ratios import PAIRS, Pair, Say, Table, ideal, show_pair, sparsities
+from topkast.bench.ratios import PAIRS, Pair, Peaks, Say, Table, ideal, show_pair, sparsities
 from topkast.bench.report import Report
 from topkast.text import times
 
@@ -46,8 +46,14 @@ class Settings:
 def run(settings: Settings, say: Say) -> Report:
     report = Report("conv", asdict(settings))
     say("forward + backward of ResNet-50's convolutions: how many times faster than dense (below 1: slower)")
+    peaks = Peaks.measure() if "native" in settings.engines else None
+    if peaks is not None:
+        report.environment["peaks"] = asdict(peaks)
+        say(f"{peaks}")
+        say("beside each ratio of native: its FLOP/s, counted on A and B alone, as a share of the first")
     for engine in settings.engines:
-        table = Table(f"{engine}, batch {settings.batch}", [show_pair(pair) for pair in settings.pairs], 40)
+        columns = [f"{show_pair(pair):>10}" for pair in settings.pairs]
+        table = Table(f"{engine}, batch {settings.batch}", columns, 40)
         say("")
         say(table.header())
         totals = [(0.0, 0.0)] * len(settings.pairs)
@@ -56,7 +62,7 @@ def run(settings: Settings, say: Say) -> Report:
             results = [measure(case, pair, (engine,), repeats=settings.repeats) for pair in settings.pairs]
             totals = [_add(total, result, engine) for total, result in zip(totals, results, strict=True)]
             report.rows += [row for result in results for row in result.rows()]
-            say(table.line(case.name, [times(result.ratio(engine)) for result in results]))
+            say(table.line(case.name, [_cell(result, engine, peaks) for result in results]))
         say(table.line("sum of times", [times(dense / sparse) for dense, sparse in totals]))
         say(table.line("ideal", [times(ideal(pair)) for pair in settings.pairs]))
         report.overall += [
@@ -69,6 +75,13 @@ def run(settings: Settings, say: Say) -> Report:
             for pair, (dense, sparse) in zip(settings.pairs, totals, strict=True)
         ]
     return report
+
+
+def _cell(result: Measurement, engine: str, peaks: Peaks | None) -> str:
+    ratio = times(result.ratio(engine))
+    if peaks is None or engine != "native":
+        return ratio
+    return f"{ratio} {result.rate(engine) / peaks.registers:.0%}"
 
 
 def _case(batch: int, inputs: int, outputs: int, kernel: int, stride: int, size: int) -> Case:

@@ -9,7 +9,7 @@ from torch import nn
 
 from topkast.bench.contenders import Case, Measurement, measure
 from topkast.bench.peers import PEERS, Peer, find_peers
-from topkast.bench.ratios import PAIRS, Pair, Say, Table, break_even, ideal, show_pair, sparsities
+from topkast.bench.ratios import PAIRS, Pair, Peaks, Say, Table, break_even, ideal, show_pair, sparsities
 from topkast.bench.report import Report
 from topkast.text import times
 
@@ -18,6 +18,7 @@ SHAPES = ((1024, 1024), (1024, 4096), (4096, 1024))
 BREAK_EVEN_GRID = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 _VERSUS = "against fastest peer"
 _MEAN = "geometric mean"
+_OF_PEAK = "of peak"
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,15 @@ def run(settings: Settings, say: Say) -> Report:
     if settings.has_peers:
         peers, report.left_out = find_peers()
     columns = [*settings.engines, *(peer.name for peer in peers)]
-    table = Table("sparsity", ["ideal", *columns, *([_VERSUS] if peers else [])])
+    peaks = Peaks.measure() if "native" in columns else None
+    shares = [] if peaks is None else [_OF_PEAK]
+    table = Table("sparsity", ["ideal", *columns, *shares, *([_VERSUS] if peers else [])])
     measured: dict[Pair, list[Measurement]] = {pair: [] for pair in settings.pairs}
     say("forward + backward of a Linear layer: how many times faster than dense (below 1: slower)")
+    if peaks is not None:
+        report.environment["peaks"] = asdict(peaks)
+        say(f"{peaks}")
+        say("of peak: the FLOP/s of native, counted on A and B alone, as a share of the first")
     for shape in settings.shapes:
         case = _case(settings.tokens, *shape)
         say(f"\nLinear {case.name}")
@@ -65,7 +72,10 @@ def run(settings: Settings, say: Say) -> Report:
             report.rows += result.rows()
             report.left_out |= result.left_out
             ratios = {name: result.ratio(name) for name in columns if name in result.timings}
-            say(table.line(show_pair(pair), _cells(report, case.name, pair, ratios, table)))
+            cells = _cells(report, case.name, pair, ratios)
+            if peaks is not None:
+                cells[_OF_PEAK] = f"{result.rate('native') / peaks.registers:.0%}"
+            say(table.line(show_pair(pair), [cells.get(column, "-") for column in table.columns]))
     _overall(settings, report, measured, table, say)
     if "native" in settings.engines:
         _break_even(settings, report, say)
@@ -80,8 +90,8 @@ def _case(tokens: int, inputs: int, outputs: int) -> Case:
     return Case(name, lambda: nn.Linear(inputs, outputs), (tokens, inputs), sizes)
 
 
-def _cells(report: Report, case: str, pair: Pair, ratios: dict[str, float], table: Table) -> list[str]:
-    """A line of the table; native against the fastest peer is recorded as well."""
+def _cells(report: Report, case: str, pair: Pair, ratios: dict[str, float]) -> dict[str, str]:
+    """A line of the table, by column; native against the fastest peer is recorded as well."""
     cells = {name: times(ratio) for name, ratio in ratios.items()} | {"ideal": times(ideal(pair))}
     present = {peer.name: ratios[peer.name] for peer in PEERS if peer.name in ratios}
     if present and "native" in ratios:
@@ -97,7 +107,7 @@ def _cells(report: Report, case: str, pair: Pair, ratios: dict[str, float], tabl
                 "ratio": versus,
             }
         )
-    return [cells.get(column, "-") for column in table.columns]
+    return cells
 
 
 def _overall(
@@ -121,7 +131,8 @@ def _overall(
             for name, ratio in ratios.items()
         ]
         if several:
-            say(table.line(show_pair(pair), _cells(report, _MEAN, pair, ratios, table)))
+            cells = _cells(report, _MEAN, pair, ratios)
+            say(table.line(show_pair(pair), [cells.get(column, "-") for column in table.columns]))
 
 
 def _break_even(settings: Settings, report: Report, say: Say) -> None:

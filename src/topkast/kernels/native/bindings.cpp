@@ -417,5 +417,8 @@ NB_MODULE(_native, m) {
   m.def("glance", &glance_at);
   m.def("plan_sizes", &plan_sizes);
   m.def("release_scratch", &release_scratch);
+  m.def(
+      "peak", [](bool loads, int num_threads) { return kernels<float>().peak(loads, checked_threads(num_threads)); },
+      nb::call_guard<nb::gil_scoped_release>());
   m.def("isa", [] { return std::string(kernels<float>().name); });
 }

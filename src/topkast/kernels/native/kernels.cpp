@@ -4,6 +4,7 @@
 #include "conv_impl.hpp"
 #include "few_impl.hpp"
 #include "kernels_impl.hpp"
+#include "peak_impl.hpp"
 #include "permute_impl.hpp"
 #include "scan_impl.hpp"
 
@@ -15,15 +16,8 @@ namespace {
 
 template <typename T>
 constexpr Kernels<T> all() {
-  return {&product<T>,
-          &few<T>,
-          &backward<T>,
-          &conv<T>,
-          &conv_backward<T>,
-          &scan<T>,
-          &permute,
-          &ScratchBase::release,
-          TOPKAST_NAME(TOPKAST_ISA_NAMESPACE)};
+  return {&product<T>, &few<T>,  &backward<T>,          &conv<T>, &conv_backward<T>,
+          &scan<T>,    &permute, &ScratchBase::release, &peak<T>, TOPKAST_NAME(TOPKAST_ISA_NAMESPACE)};
 }
 
 }  // namespace

@@ -67,6 +67,8 @@ struct Kernels {
   void (*permute)(const Rounds& rounds, bool inverse, int64_t* x, int64_t count);
   // Gives back scratch memory that the calling thread keeps between products, in pieces of at least so many bytes.
   void (*release)(int64_t least);
+  // FLOP/s of all threads doing nothing but multiply-adds, in registers or with a load from L1 each.
+  double (*peak)(bool loads, int num_threads);
   const char* name;
 };
 
