@@ -85,6 +85,10 @@ def _peak(inputs: int, outputs: int, tokens: int, pair: Pair | None) -> dict[str
     return {"building": building, "training": resident("VmHWM") - before}
 
 
+# Steps after the last exchange whose refreshes are timed; in a run a hundred follow each other.
+_LATER = 20
+
+
 def measure_scale(
     inputs: int, outputs: int, pair: Pair, *, steps: int, init: str | None = None
 ) -> dict[str, Any]:
@@ -99,8 +103,9 @@ def measure_scale(
         init: Initial distribution; None is torch's own.
 
     Returns:
-        Seconds, each the median: "build", "step" (without choosing sets), "refresh" (A within B), "exchange",
-        "plan" (building the new one). "flipped" and "exchanged" are elements that the last ones moved. "peak"
+        Seconds, each the median: "build", "step" (without choosing sets), "refresh" (A within B, right after
+        an exchange, when most of it moves), "later" (refreshes of further steps), "exchange", "plan"
+        (building the new one). "flipped" and "exchanged" are elements that the last ones moved. "peak"
         is the resident memory of the whole process in bytes, at most. Then sizes, and "memory" as
         `Handle.memory()` has it.
     """
@@ -138,7 +143,7 @@ def _scale(inputs: int, outputs: int, pair: Pair, steps: int, init: str | None) 
         flipped.append(chosen[0].numel())
         weight.flip(chosen[0])
 
-    times: dict[str, list[float]] = {"step": [], "refresh": [], "exchange": [], "plan": []}
+    times: dict[str, list[float]] = {"step": [], "refresh": [], "exchange": [], "plan": [], "later": []}
     flipped: list[int] = []
     for _ in range(steps or 5):
         if steps:
@@ -150,6 +155,10 @@ def _scale(inputs: int, outputs: int, pair: Pair, steps: int, init: str | None) 
         times["exchange"].append(_timed(handle.refresh))
         if steps:
             times["plan"].append(_timed(lambda: model(x[:1])))  # the first product after it
+    peak = resident("VmHWM")
+    for _ in range(_LATER if steps else 0):
+        step()
+        times["later"].append(_timed(refresh))
     return {
         "inputs": inputs,
         "outputs": outputs,
@@ -162,7 +171,7 @@ def _scale(inputs: int, outputs: int, pair: Pair, steps: int, init: str | None) 
         "exchanged": int(weight.exchanged),
         "build": build,
         **{name: median(taken) if taken else None for name, taken in times.items()},
-        "peak": resident("VmHWM"),
+        "peak": peak,
         "memory": handle.memory().layers["0"],
     }
 

@@ -8,7 +8,7 @@ B now or was written down when it left (*returned*). Everything else is what the
                 stream. Of equal magnitudes the one with the smaller position goes first.)
     returned    Positions and values of what has left B.
 
-Positions are kept as a list, or as a bit for each element of the weight where that is less (`compact`).
+Positions are a list, or a bit for each element of the weight where that is half as long (`compact`).
 
 An exchange looks at B, at what was returned, and at the head of the stream. The stream is sorted. So the
 candidates are the ranks from the cursor on that are at least as large as the k-th largest magnitude of all.
@@ -43,9 +43,12 @@ _COMPACT = ("returned_positions", "retired")
 
 
 def compact(positions: Tensor, numel: int) -> Tensor:
-    """Increasing positions below `numel`; where it takes less room, a bit for each there can be (uint8)."""
-    is_less = -(-numel // 8) < positions.nbytes
-    return mark(positions, numel) if is_less else positions
+    """Increasing positions below `numel`; as a bit for each there can be (uint8) where that is half as long.
+
+    Only then, because an exchange needs the list again beside the bits.
+    """
+    is_worth_it = 2 * -(-numel // 8) <= positions.nbytes
+    return mark(positions, numel) if is_worth_it else positions
 
 
 def listed(kept: Tensor, numel: int) -> Tensor:
@@ -299,31 +302,34 @@ class ImplicitReservoir(Reservoir):
         return max(drawn, float(returned.abs().max())) if returned.numel() else drawn
 
     def exchange(self, leaving: Tensor, leaving_values: Tensor, entering: Tensor) -> Tensor:
-        entering, before = entering.cpu(), self.returned()[0]
-        source = locate(before, entering)
+        # One form of the positions at a time: of a large weight both would count.
+        self.returned_positions = listed(self.returned_positions, self.numel)
+        entering = entering.cpu()
+        source = locate(self.returned_positions, entering)
         entrants = self._enter(entering, source)
         del entering
-        positions = leaving.to("cpu", before.dtype)
+        positions = leaving.to("cpu", self.returned_positions.dtype)
         left_values = leaving_values.detach().to("cpu", self.dtype)
-        both = Union(before, positions, dropped=source)
-        del before, source
+        both = Union(self.returned_positions, positions, dropped=source)
+        del source
         self.returned_positions = both.positions()  # before the values: the old ones make room
-        self.returned_positions = compact(self.returned_positions, self.numel)
         self.returned_values = both.numbers(self.returned_values, left_values)
+        del both, positions, left_values
+        self.returned_positions = compact(self.returned_positions, self.numel)
         return entrants.to(leaving_values)
 
     def record(self, entered_a: Tensor, left_a: Tensor) -> None:
-        retired = listed(self.retired, self.numel)
-        entered = entered_a.to("cpu", retired.dtype)
-        source = locate(retired, entered)
-        first_time = absent(entered, retired)
+        self.retired = listed(self.retired, self.numel)
+        entered = entered_a.to("cpu", self.retired.dtype)
+        source = locate(self.retired, entered)
+        first_time = absent(entered, self.retired)
         for part in first_time.split(_PART):
             ranks = self.stream().ranks(gather(entered, part))
             self.activated += int((~self._is_initial(ranks)).sum())
         del entered_a, entered, first_time  # of a large weight these count where the next lists are made
-        both = Union(retired, left_a.to("cpu", retired.dtype), dropped=source)
-        del retired, left_a, source
-        self.retired = compact(both.positions(), self.numel)
+        self.retired = Union(self.retired, left_a.to("cpu", self.retired.dtype), dropped=source).positions()
+        del left_a, source
+        self.retired = compact(self.retired, self.numel)
 
     def used(self) -> tuple[float, float]:
         initial = int(self.first_cursor) + self.first_early.numel()

@@ -173,9 +173,9 @@ def _reservoir_bytes(
         return (weight.element_size + 1) * counts.numel
     outside = counts.numel - counts.backward
     # Key, cursors and a count in int64, three float64 for the distribution.
-    # Positions of what has left B, and of what has left A: lists, or bits for all of the weight.
-    left = round(returned * outside)
-    return 56 + 2 * min(index * left, -(-counts.numel // 8)) + weight.element_size * left
+    # Positions of what has left B, and of what has left A: lists, or bits where they are half as long.
+    left, bits = round(returned * outside), -(-counts.numel // 8)
+    return 56 + 2 * (bits if 2 * bits <= index * left else index * left) + weight.element_size * left
 
 
 class _Unknown:

@@ -79,8 +79,8 @@ def _run_large(settings: Settings, report: Report, say: Say, *, has_peak: bool) 
         say(f"\nLinear {inputs} → {outputs}, {show_pair(pair)}, start: {row['init']}")
         say(f"  {row['numel']:,} elements, {row['backward']:,} of them in B, drawn in {row['build']:.1f} s")
         say(
-            f"  step on 64 tokens {row['step']:.2f} s; refresh {1000 * row['refresh']:.0f} ms "
-            f"({row['flipped'] / row['backward']:.2%} of B change sides)"
+            f"  step on 64 tokens {row['step']:.2f} s; refresh {1000 * row['refresh']:.0f} ms right after an "
+            f"exchange, {1000 * row['later']:.1f} ms later"
         )
         say(
             f"  exchange {row['exchange']:.2f} s ({row['exchanged'] / row['backward']:.0%} of B is new), "

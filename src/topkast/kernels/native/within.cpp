@@ -192,14 +192,15 @@ bool Within::choose(const T* values, const uint8_t* active, int64_t n, int64_t k
   Band<K> band = width_ > 0 ? around<T>(expected, width_) : band_around(compared.numbers(), n, k, num_threads);
   Look<T> found(values, active, n, band, favour, num_threads);
   if (!found.is_finite) return false;
-  if (!found.has_rank(k) && width_ > 0) {
-    band = around<T>(expected, std::min(kMostWidth, 32 * width_));
+  const auto look_again = [&](Band<K> wider) {
+    band = wider;
     found = Look<T>(values, active, n, band, favour, num_threads);
+  };
+  if (width_ > 0) {
+    if (!found.has_rank(k)) look_again(around<T>(expected, std::min(kMostWidth, 32 * width_)));
+    if (!found.has_rank(k)) look_again(band_around(compared.numbers(), n, k, num_threads));
   }
-  if (!found.has_rank(k)) {
-    band = sure_band(compared.numbers(), n, k, num_threads);
-    found = Look<T>(values, active, n, band, favour, num_threads);
-  }
+  if (!found.has_rank(k)) look_again(sure_band(compared.numbers(), n, k, num_threads));
   const K threshold = found.threshold(k);
   const double now = value_of<T>(threshold);
   const double missed = expected > 0 ? std::abs(now / expected - 1) : 0;
