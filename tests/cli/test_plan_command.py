@@ -89,9 +89,12 @@ def test_a_network_beyond_any_machine_takes_no_memory_to_plan(capsys: pytest.Cap
 
 def test_the_implicit_reservoir_follows_the_share(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ("mlp", "--sizes", "1000,1000", "--reservoir", "implicit")
-    none, some = (plan(capsys, *sizes, "--returned", share) for share in ("0", "0.5"))
+    none, few, many = (plan(capsys, *sizes, "--returned", share) for share in ("0", "0.05", "0.5"))
     assert row(none, "reservoir") == ["56B"]
-    assert row(some, "reservoir") == ["4.8MB"]  # 12 bytes for 0.5 of 0.8 million
+    assert row(few, "reservoir") == ["480.1kB"]  # 12 bytes for 0.05 of 0.8 million
+    assert row(many, "reservoir") == [
+        "1.85MB"
+    ]  # 4 bytes for 0.5 of 0.8 million, and 2 bits for each of a million
 
 
 def test_a_method_that_forgets_has_no_reservoir(capsys: pytest.CaptureFixture[str]) -> None:
