@@ -28,6 +28,7 @@ def main(folder: Path) -> int:
         here / "core" / "test_select.py",
         here / "core" / "test_refresh.py",
         here / "core" / "test_two_clocks.py",
+        here / "core" / "test_implicit.py",
     ]
     return pytest.main(["-q", "-p", "no:cacheprovider", "--timeout", "900", *map(str, paths)])
 

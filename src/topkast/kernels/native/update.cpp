@@ -255,6 +255,7 @@ class CellWriter {
       start_[segment.row] = size_;
       size_ += segment.count;
     }
+    size_ += kChunk;
   }
 
   // Makes room for so many more elements, and the chunk that may be written behind them.
@@ -280,7 +281,7 @@ class CellWriter {
     copy_chunks(old.from(before + !m.enters), count - before - !m.enters, edited.from(before + m.enters));
     start_[m.row] = size_;
     count_[m.row] = static_cast<uint16_t>(count + 2 * m.enters - 1);
-    size_ += count_[m.row];
+    size_ += count_[m.row] + kChunk;
     return true;
   }
 
@@ -320,7 +321,7 @@ class CellWriter {
   std::vector<int64_t> start_;   // the first of them, in what follows
   std::vector<uint16_t> column_;
   std::vector<Slot> slot_;
-  int64_t size_ = 0;
+  int64_t size_ = 0;  // of what is used, with a chunk behind it: what is read with a row must not be what is written
   ByCount by_count_;
 };
 
