@@ -187,18 +187,18 @@ void make_room(Sweep& s, const Sizes& sizes) {
 
 // Elements, by what a Sweep says of them. `Slot` is how it says an element's slot.
 template <typename Slot>
-struct Elements {
+struct Entries {
   uint16_t* column;
   Slot* slot;
 
-  Elements from(int64_t first) const { return {column + first, slot + first}; }
+  Entries from(int64_t first) const { return {column + first, slot + first}; }
 };
 
 constexpr int64_t kChunk = 16;  // elements that are copied at a time: about as many as a row has in a cell
 
 // Copies whole chunks, so up to a chunk beyond the last: without a branch that nobody can predict.
 template <typename Slot>
-void copy_chunks(const Elements<Slot>& from, int64_t count, const Elements<Slot>& to) {
+void copy_chunks(const Entries<Slot>& from, int64_t count, const Entries<Slot>& to) {
   for (int64_t i = 0; i < count; i += kChunk) {
     std::memcpy(to.column + i, from.column + i, kChunk * sizeof(uint16_t));
     std::memcpy(to.slot + i, from.slot + i, kChunk * sizeof(Slot));
@@ -206,7 +206,7 @@ void copy_chunks(const Elements<Slot>& from, int64_t count, const Elements<Slot>
 }
 
 template <typename Slot>
-void copy_exactly(const Elements<Slot>& from, int64_t count, const Elements<Slot>& to) {
+void copy_exactly(const Entries<Slot>& from, int64_t count, const Entries<Slot>& to) {
   std::copy_n(from.column, count, to.column);
   std::copy_n(from.slot, count, to.slot);
 }
@@ -266,12 +266,12 @@ class CellWriter {
     slot_.resize(2 * wanted);
   }
 
-  Elements<Slot> at(int64_t first) { return {column_.data() + first, slot_.data() + first}; }
+  Entries<Slot> at(int64_t first) { return {column_.data() + first, slot_.data() + first}; }
 
   bool edit(const Moved& m) {
     const int64_t count = count_[m.row];
     reserve(count + 1);
-    const Elements<Slot> old = at(start_[m.row]), edited = at(size_);
+    const Entries<Slot> old = at(start_[m.row]), edited = at(size_);
     const int64_t before = num_before(m, old.column, count);
     const bool is_there = before < count && old.column[before] == m.column;
     if (is_there == m.enters) return false;
@@ -303,7 +303,7 @@ class CellWriter {
     for (const uint16_t row : by_count_.order) {
       const int64_t count = count_[row];
       if (count == 0) continue;
-      const Elements<Slot> place{s_.column.data() + to, slots_.data() + to};
+      const Entries<Slot> place{s_.column.data() + to, slots_.data() + to};
       if (to + count + kChunk <= end)
         copy_chunks(at(start_[row]), count, place);
       else
