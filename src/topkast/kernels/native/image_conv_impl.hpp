@@ -27,20 +27,21 @@ struct Images {
   const T* at(const T* group, int64_t row, int64_t column) const {
     return group + (row * n.row_size() + column) * lanes;
   }
-  void pack(int64_t number, int64_t plane, T* group) const {
-    thread_local Scratch<T> scratch;
-    pack_plane(n, bands, number, data + plane * plane_size, planes * plane_size, Lines<T>(n.span(), scratch),
-               group + plane * n.plane() * lanes);
-  }
-  // All planes of a group, by the calling thread.
-  void pack_group(int64_t number, T* group) const {
-    for (int64_t plane = 0; plane < planes; ++plane) pack(number, plane, group);
+  // Planes [first, last) of a group, by the calling thread.
+  void pack(int64_t number, int64_t first, int64_t last, T* group) const {
+    thread_local Scratch<int32_t> places;
+    thread_local Scratch<T> zeros, copies;
+    const Columns<T> columns(n, places, zeros);
+    T* room = copies.get(bands.columns_are_cut ? lanes * columns.span : 0);
+    for (int64_t plane = first; plane < last; ++plane)
+      pack_plane(n, bands, number, data + plane * plane_size, planes * plane_size, columns, room,
+                 group + plane * n.plane() * lanes);
   }
   // Packs `count` groups; called by all threads of a parallel region.
   void pack_groups(int64_t first, int64_t count) const {
 #pragma omp for schedule(static) collapse(2)
     for (int64_t i = 0; i < count; ++i)
-      for (int64_t plane = 0; plane < planes; ++plane) pack(first + i, plane, group(i));
+      for (int64_t plane = 0; plane < planes; ++plane) pack(first + i, plane, plane + 1, group(i));
   }
 };
 
@@ -55,7 +56,7 @@ void for_groups(const Images<T>& images, int64_t shared, int64_t tasks, F&& f) {
 #pragma omp for schedule(dynamic) nowait
   for (int64_t number = 0; number < whole; ++number) {
     T* own = scratch.get(images.group_size());
-    images.pack_group(number, own);
+    images.pack(number, 0, images.planes, own);
     for (int64_t task = 0; task < tasks; ++task) f(own, number, task);
   }
   if (shared == 0) return;
@@ -119,10 +120,10 @@ template <typename T>
 void finish_rows(const Sweep& s, const Conv& g, const Images<T>& x, const T* group, int64_t number, int64_t first,
                  int64_t rows, const uint32_t* table, const T* value, const T* bias, T* y) {
   constexpr int64_t lanes = Vector<T>::lanes;
-  thread_local Scratch<T> tile_scratch, line_scratch;
+  thread_local Scratch<T> tile_scratch, copies;
   const int64_t columns = x.bands.columns, size = rows * columns * lanes;
   T* tile_y = tile_scratch.get(s.tile_rows * size);
-  const Lines<T> lines(rows * columns, line_scratch);
+  T* room = copies.get(size);
   const Strips strips(columns, kStrip);
   for (int64_t tile = 0; tile < s.num_tiles; ++tile) {
     const int64_t first_row = tile * s.tile_rows, tile_rows = smaller(s.tile_rows, s.num_rows - first_row);
@@ -135,7 +136,7 @@ void finish_rows(const Sweep& s, const Conv& g, const Images<T>& x, const T* gro
         sweep_strip(s, tile, value, in, out, width, is_beyond_l1(g, s.block_columns, width));
       }
     for (int64_t r = 0; r < tile_rows; ++r)
-      unpack_outputs(x.bands, number, first, rows, tile_y + r * size, lines, y + (first_row + r) * g.pixels(),
+      unpack_outputs(x.bands, number, first, rows, tile_y + r * size, room, y + (first_row + r) * g.pixels(),
                      s.num_rows * g.pixels(), g.out_height, g.out_width);
   }
 }
@@ -162,20 +163,9 @@ void image_conv(const Sweep& s, const Conv& g, const T* values, const T* x, cons
   }
 }
 
-// Adds `width` vectors of each of some rows, one row after the other, to where `out` says.
-template <typename T, typename Output>
-void add_rows(const T* rows, int64_t count, int64_t width, const Output& out) {
-  using vec = typename Vector<T>::type;
-  for (int64_t r = 0; r < count; ++r, rows += width * Vector<T>::lanes) {
-    vec* to = reinterpret_cast<vec*>(out.at(r));
-    for (int64_t v = 0; v < width; ++v) to[v] += reinterpret_cast<const vec*>(rows)[v];
-  }
-}
-
 // Input gradient for strides above 1; others gather, which is `image_conv` of dy. Rows of the sweep are (channel, tap):
-// what one adds up belongs to the inputs that its tap reads. The taps of a channel are put together in their own order,
-// since that of segments depends on how A came about. Tiles hold whole channels (Plan sees to it). A task is one tile
-// for a group of bands of dx, computed from all rows of dy that reach them: it is the only one to write there.
+// what one adds up belongs to the inputs that its tap reads. Tiles hold whole channels (Plan sees to it). A task is one
+// tile for a group of bands of dx, computed from all rows of dy that reach them: it is the only one to write there.
 template <typename T>
 void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* dy, T* dx, int num_threads) {
   constexpr int64_t lanes = Vector<T>::lanes;
@@ -193,15 +183,16 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
   const Images<T> images(m, bands, dy, s.num_columns, g.pixels(), shared, dy_scratch);
   const uint32_t* table = distances(n, s.tile_rows / g.taps(), s.tile_rows, table_scratch);
   T* value = value_scratch.get(s.room());
-  const Strips strips(g.out_width, kPanel);  // a block of columns is as in a linear layer
-  const bool ahead = s.block_columns * kPanel * TOPKAST_VECTOR_BYTES > kL1;
+  const Strips strips(g.out_width, kStrip);  // a block of columns is as in a linear layer
+  const bool ahead = s.block_columns * kStrip * TOPKAST_VECTOR_BYTES > kL1;
 #pragma omp parallel num_threads(num_threads)
   {
-    thread_local Scratch<T> rows_scratch, tile_scratch, line_scratch;
+    thread_local Scratch<T> tile_scratch, zeros, copies;
+    thread_local Scratch<int32_t> places;
     const int64_t plane = n.plane() * lanes;
-    T* strip_dx = rows_scratch.get(s.tile_rows * kPanel * lanes);
     T* tile_dx = tile_scratch.get(s.tile_rows / g.taps() * plane);
-    const Lines<T> lines(n.span(), line_scratch);
+    const Columns<T> columns(n, places, zeros);
+    T* room = copies.get(g.width * lanes);
     gather_values(s, values, value);
     for_groups(images, shared, s.num_tiles, [&](const T* group, int64_t number, int64_t tile) {
       const int64_t first_row = tile * s.tile_rows, rows = smaller(s.tile_rows, s.num_rows - first_row);
@@ -211,14 +202,12 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
         for (int64_t strip = 0; strip < strips.count; ++strip) {
           const int64_t out_column = strips.first(strip);
           const Apart<const T> in{images.at(group, out_row, out_column), m.plane() * lanes};
-          const int64_t width = strips.width(strip);
-          start_tile(static_cast<const T*>(nullptr), rows, width * lanes, strip_dx);
-          sweep_strip(s, tile, value, in, Apart<T>{strip_dx, width * lanes}, width, ahead);
-          add_rows(strip_dx, rows, width,
-                   Listed<T, lanes>{tile_dx + (out_row * n.row_size() + out_column) * lanes, table});
+          const Listed<T, lanes> out{tile_dx + (out_row * n.row_size() + out_column) * lanes, table};
+          sweep_strip(s, tile, value, in, out, strips.width(strip), ahead);
         }
       for (int64_t c = 0; c < channels; ++c)
-        unpack_inputs(n, bands, number, tile_dx + c * plane, lines, dx + (first + c) * g.height * g.width, image_size);
+        unpack_inputs(n, bands, number, tile_dx + c * plane, columns, room, dx + (first + c) * g.height * g.width,
+                      image_size);
     });
     finish_writes();
   }
@@ -273,8 +262,8 @@ void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy,
       for (int64_t lane = 0; lane < lanes.count; ++lane) {
         sums.start(lane);
         for (int64_t i = lanes.first(lane); i < lanes.first(lane + 1); ++i) {
-          left.pack_group(i, own_left);
-          right.pack_group(i, own_right);
+          left.pack(i, 0, left.planes, own_left);
+          right.pack(i, 0, right.planes, own_right);
           for (int64_t block = 0; block < s.num_blocks; ++block)
             sample_group_of_bands(s, g, left, own_left, right, own_right, table, block, 0, s.num_tiles,
                                   sums.lane(lane));

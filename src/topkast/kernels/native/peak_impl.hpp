@@ -33,7 +33,7 @@ double peak(bool loads, int num_threads) {
   using vec = typename Vector<T>::type;
   constexpr int64_t rounds = 1 << 18;
   double best = 0;
-  volatile T kept = 0;  // what is computed, so that it has to be
+  [[maybe_unused]] volatile T kept = 0;  // what is computed, so that it has to be
   for (int repeat = 0; repeat < 8; ++repeat) {
     double seconds = 0;
 #pragma omp parallel num_threads(num_threads) reduction(max : seconds)
