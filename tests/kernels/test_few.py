@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -18,13 +16,6 @@ from topkast.kernels.product import Linear
 
 _native = pytest.importorskip("topkast.kernels._native", reason="the compiled core is not built")
 NATIVE, MASKED = ENGINES["native"], ENGINES["masked"]
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def weight(rows: int, columns: int, density: float) -> tuple[Plan, torch.Tensor]:

@@ -44,17 +44,28 @@ def plan_of(shape: tuple[int, ...]) -> tuple[Plan, Tensor]:
     return Plan(shape, positions, torch.rand(len(positions)) < 0.5), torch.randn(len(positions))
 
 
-def run_linear(at_end: bool) -> None:
+def run_linear(at_end: bool, dtype: torch.dtype = torch.float32) -> None:
     engine = ENGINES["native"]
+
+    def of(numbers: Tensor) -> Tensor:
+        return guarded(numbers.to(dtype), at_end=at_end)
+
     for rows, columns in ((1, 3), (17, 130), (300, 129)):
         plan, values = plan_of((rows, columns))
-        values = guarded(values, at_end=at_end)
+        values = of(values)
         for tokens in (1, 5, 8, 64, 65, 130):
-            x = guarded(torch.randn(tokens, columns), at_end=at_end)
-            dy = guarded(torch.randn(tokens, rows), at_end=at_end)
+            x, dy, bias = (
+                of(torch.randn(tokens, columns)),
+                of(torch.randn(tokens, rows)),
+                of(torch.randn(rows)),
+            )
             engine.linear_alone(plan, values, x, None, transpose=False)
-            engine.linear(plan, values, x, guarded(torch.randn(rows), at_end=at_end), transpose=False)
+            engine.linear(plan, values, x, bias, transpose=False)
             engine.linear_grads(plan, values, x, dy, (True, True, True), transpose=False)
+
+
+def run_bfloat16(at_end: bool) -> None:
+    run_linear(at_end, torch.bfloat16)
 
 
 def run_conv(at_end: bool) -> None:
@@ -76,7 +87,7 @@ def run_conv(at_end: bool) -> None:
 
 
 @pytest.mark.parametrize("at_end", [True, False], ids=["end", "beginning"])
-@pytest.mark.parametrize("kind", ["linear", "conv"])
+@pytest.mark.parametrize("kind", ["linear", "bfloat16", "conv"])
 def test_nothing_outside_of_an_input_is_touched(kind: str, at_end: bool) -> None:
     ran = run(f"from kernels.test_guard_pages import run_{kind}; run_{kind}({at_end})")
     assert ran.returncode == 0, f"ended with {ran.returncode}: {ran.stderr}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from topkast.kernels.engines import ENGINES, check_engine, why_not
 from topkast.kernels.plan import Plan
 
 _native = pytest.importorskip("topkast.kernels._native", reason="the compiled core is not built")
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def random_plan(rows: int, columns: int, density: float, seed: int = 0) -> tuple[Plan, torch.Tensor]:

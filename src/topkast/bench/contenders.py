@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import importlib.util
 from abc import ABC, abstractmethod
@@ -35,6 +36,7 @@ class Contender:
         weight: The Parameter that holds its weight, in whatever form.
         spread: From a gradient of `weight` to the dense weight's shape, zero where there is none.
         engine: Says which engine of ours computes it; None for others.
+        dtype: Of its input, of the gradient that comes back, and of its products.
     """
 
     name: str
@@ -42,6 +44,29 @@ class Contender:
     weight: nn.Parameter
     spread: Callable[[Tensor], Tensor]
     engine: Callable[[], str] | None = None
+    dtype: torch.dtype = torch.float32
+
+
+class Autocast(nn.Module):
+    """A layer under autocast to bfloat16: its parameters keep 32 bits."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layer(x)
+
+
+def in_bfloat16(contender: Contender) -> Contender:
+    """The same layer under autocast."""
+    return dataclasses.replace(
+        contender,
+        name=f"{contender.name}_bf16",
+        module=Autocast(contender.module),
+        dtype=torch.bfloat16,
+    )
 
 
 class Peer(ABC):
@@ -91,6 +116,12 @@ class Work:
         x = torch.randn(shape, requires_grad=True)
         with torch.no_grad():
             return cls(x, torch.randn_like(layer(x)))
+
+    def rounded(self, dtype: torch.dtype) -> Work:
+        """The same in another dtype."""
+        if dtype == self.x.dtype:
+            return self
+        return Work(self.x.detach().to(dtype).requires_grad_(), self.upstream.to(dtype))
 
     def run(self, module: nn.Module) -> tuple[Tensor, ...]:
         """Forward and backward: gradients of the input and of all parameters."""
@@ -149,17 +180,19 @@ def expect(alpha: nn.Module, backward_mask: Tensor, work: Work) -> Expected:
 
 
 def check(contender: Contender, expected: Expected, work: Work, where: str) -> None:
-    """Raises WrongResult unless output and gradients are as expected, up to float32 rounding."""
+    """Raises WrongResult unless output and gradients are as expected, up to rounding."""
+    work = work.rounded(contender.dtype)
     y = contender.module(work.x)
     got = torch.autograd.grad(y, (work.x, contender.weight), work.upstream)
     who = f"{contender.name} at {where}"
-    compare(f"{who}: output", y.detach(), expected.output)
-    compare(f"{who}: input gradient", got[0], expected.input_grad)
-    compare(f"{who}: weight gradient", contender.spread(got[1]), expected.weight_grad)
+    allowed = 1e-4 if contender.dtype == torch.float32 else 1e-2  # operands are rounded to 8 bits
+    compare(f"{who}: output", y.detach(), expected.output, allowed)
+    compare(f"{who}: input gradient", got[0], expected.input_grad, allowed)
+    compare(f"{who}: weight gradient", contender.spread(got[1]), expected.weight_grad, allowed)
 
 
-def compare(what: str, got: Tensor, expected: Tensor) -> None:
-    """Raises WrongResult if an element is off by more than 1e-4 of itself and of the largest element.
+def compare(what: str, got: Tensor, expected: Tensor, allowed: float = 1e-4) -> None:
+    """Raises WrongResult if an element is off by more than `allowed` of itself and of the largest element.
 
     Rounding grows with the terms of a sum and not with its result, which may be near zero: hence the largest
     element. A missing term is far above it: about 1/√n of a typical element for sums of n terms.
@@ -167,8 +200,7 @@ def compare(what: str, got: Tensor, expected: Tensor) -> None:
     if got.shape != expected.shape:
         raise WrongResult(f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
     error = (got.to(expected.dtype) - expected).abs()
-    allowed = 1e-4 * expected.abs() + 1e-4 * expected.abs().max()
-    bad = ~(error <= allowed)  # so that NaN is bad
+    bad = ~(error <= allowed * (expected.abs() + expected.abs().max()))  # so that NaN is bad
     if bad.any():
         worst = float(error.max())
         raise WrongResult(
@@ -219,7 +251,7 @@ class Measurement:
 
     def rate(self, name: str) -> float:
         """FLOP/s that are needed: those of A and B, or all for dense."""
-        needed = self.flops if name == "dense" else self.flops / ideal(self.pair)
+        needed = self.flops if name.startswith("dense") else self.flops / ideal(self.pair)
         return needed / self.timings[name].median
 
     def ratio(self, name: str) -> float:
@@ -245,7 +277,13 @@ class Measurement:
 
 
 def measure(
-    case: Case, pair: Pair, engines: Sequence[str], peers: Sequence[Peer] = (), *, repeats: int
+    case: Case,
+    pair: Pair,
+    engines: Sequence[str],
+    peers: Sequence[Peer] = (),
+    *,
+    repeats: int,
+    has_bfloat16: bool = False,
 ) -> Measurement:
     """Checks and times dense, our engines, and the peers (which need both sparsities to be equal).
 
@@ -264,6 +302,12 @@ def measure(
         contender = ours(layer, pair, engine)
         check(contender, expected, work, where)
         field_of[engine] = contender
+    if has_bfloat16:
+        for name in ("dense", *engines):
+            contender = in_bfloat16(field_of[name])
+            if name != "dense":
+                check(contender, expected, work, where)
+            field_of[contender.name] = contender
     left_out: dict[str, str] = {}
     for peer in peers:
         try:
@@ -272,7 +316,7 @@ def measure(
             field_of[peer.name] = contender
         except Exception as error:  # whatever another library raises
             left_out[f"{peer.name} at {where}"] = str(error) or type(error).__name__
-    runs = {name: partial(work.run, c.module) for name, c in field_of.items()}
+    runs = {name: partial(work.rounded(c.dtype).run, c.module) for name, c in field_of.items()}
     timings = time_in_turns(runs, repeats, pause=_PAUSE_WITH_PEERS if peers else 0.0)
     chosen = {name: c.engine() for name, c in field_of.items() if c.engine is not None}
     weight = layer.get_parameter("weight")

@@ -41,6 +41,7 @@ _BELONGS = {
     "sparsities": ("linear", "conv", "step", "memory", "inference"),
     "engines": ("linear", "conv"),
     "equal": ("linear",),
+    "precision": ("linear",),
     "plot": ("linear",),
     "repeats": ("linear", "conv", "step", "select", "inference"),
     "profile": ("step",),
@@ -70,6 +71,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--engines", metavar="LIST", help=_help("engines", engines))
     equal = "backward sparsity like forward, and the peers that are installed beside us"
     parser.add_argument("--equal", action="store_true", help=_help("equal", equal))
+    dtypes = "bfloat16: dense and our engines under autocast besides, all against dense in float32"
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), help=_help("precision", dtypes))
     parts = "say where the time of each step goes"
     parser.add_argument("--profile", action="store_true", help=_help("profile", parts))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
@@ -168,6 +171,8 @@ def _settings(options: argparse.Namespace) -> Any:
         given.update({name: () for name in ("large", "growing") if name in fields})  # not what was asked for
     if options.profile:
         given["profile"] = True
+    if options.precision is not None:
+        given["precision"] = options.precision
     if options.model is not None:
         given["model"] = options.model
     if options.tokens is not None and "rows" in fields:

@@ -53,9 +53,27 @@ def plan_sizes() -> dict[str, Any] | None:
     return None if _native is None else _native.plan_sizes()
 
 
+def computes_bfloat16() -> bool:
+    """Whether linear layers have kernels for bfloat16; else it is computed in float32, like float16."""
+    return _native is not None and _native.has_bfloat16()
+
+
 def _computed(x: Tensor) -> Tensor:
     """Contiguous, in a type the kernels have: half precision is computed in float32 and rounded once."""
     return x.contiguous() if x.dtype in _SUFFIX else x.float().contiguous()
+
+
+def _linear_operands(*tensors: Tensor) -> tuple[str, list[Tensor]]:
+    """What a linear layer computes with, contiguous, and the suffix of its functions in the compiled core."""
+    if tensors[0].dtype == torch.bfloat16 and computes_bfloat16():
+        return "bfloat16", [t.to(torch.bfloat16).contiguous() for t in tensors]
+    computed = [_computed(t) for t in tensors]
+    return _SUFFIX[computed[0].dtype], computed
+
+
+def _summed(dtype: torch.dtype) -> torch.dtype:
+    """What products of numbers of this type are added up in."""
+    return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
 def _given(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -265,11 +283,11 @@ class NativeEngine(CSREngine):
         self, plan: Plan, values: Tensor, x: Tensor, bias: Tensor | None, *, transpose: bool
     ) -> Tensor:
         dtype = x.dtype
-        x, values = _computed(x), _computed(values)
+        suffix, (x, values) = _linear_operands(x, values)
         bias = None if bias is None else _computed(bias)
         outputs = plan.num_columns if transpose else plan.num_rows
         y = torch.empty(x.shape[0], outputs, dtype=x.dtype)
-        function = getattr(_native, f"product_{_SUFFIX[x.dtype]}")
+        function = getattr(_native, f"product_{suffix}")
         threads = torch.get_num_threads()
         buffers = (*_buffer(values), *_buffer(x), x.shape[0], *_buffer(bias), *_buffer(y))
         function(_plan(plan), transpose, *buffers, threads)
@@ -300,10 +318,10 @@ class NativeEngine(CSREngine):
         transpose: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         dtype = x.dtype
-        x, values, grad = _computed(x), _computed(values), _computed(grad)
+        suffix, (x, values, grad) = _linear_operands(x, values, grad)
         input_grad, weight_grad = _empty_grads(plan, x, needs[:2])
-        bias_grad = torch.empty(grad.shape[1], dtype=x.dtype) if needs[2] else None
-        function = getattr(_native, f"backward_{_SUFFIX[x.dtype]}")
+        bias_grad = torch.empty(grad.shape[1], dtype=_summed(x.dtype)) if needs[2] else None
+        function = getattr(_native, f"backward_{suffix}")
         inputs = (*_buffer(values), *_buffer(x), *_buffer(grad), x.shape[0])
         outputs = (*_buffer(input_grad), *_buffer(weight_grad), *_buffer(bias_grad))
         function(_plan(plan), transpose, *inputs, *outputs, torch.get_num_threads())
@@ -331,7 +349,7 @@ def _empty_grads(plan: Plan, x: Tensor, needs: tuple[bool, bool]) -> tuple[Tenso
     """Room for the gradients that are wanted: like x, and one number per updated element."""
     return (
         torch.empty_like(x) if needs[0] else None,
-        torch.empty(plan.num_updated, dtype=x.dtype) if needs[1] else None,
+        torch.empty(plan.num_updated, dtype=_summed(x.dtype)) if needs[1] else None,
     )
 
 

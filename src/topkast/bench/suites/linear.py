@@ -32,6 +32,7 @@ class Settings:
         engines: Of ours.
         has_peers: Whether the peers run beside us, which need equal sparsities.
         repeats: Rounds per measurement.
+        precision: "bfloat16" runs dense and our engines under autocast besides.
     """
 
     tokens: int = 2048
@@ -40,6 +41,7 @@ class Settings:
     engines: tuple[str, ...] = ("native", "csr", "masked", "auto")
     has_peers: bool = False
     repeats: int = 9
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         uneven = [show_pair(pair) for pair in self.pairs if pair[0] != pair[1]]
@@ -52,7 +54,9 @@ def run(settings: Settings, say: Say) -> Report:
     peers: list[Peer] = []
     if settings.has_peers:
         peers, report.left_out = find_peers()
-    columns = [*settings.engines, *(peer.name for peer in peers)]
+    has_bfloat16 = settings.precision == "bfloat16"
+    halves = [f"{name}_bf16" for name in ("dense", *settings.engines)] if has_bfloat16 else []
+    columns = [*settings.engines, *halves, *(peer.name for peer in peers)]
     peaks = Peaks.measure() if "native" in columns else None
     shares = [] if peaks is None else [_OF_PEAK]
     table = Table("sparsity", ["ideal", *columns, *shares, *([_VERSUS] if peers else [])])
@@ -67,7 +71,9 @@ def run(settings: Settings, say: Say) -> Report:
         say(f"\nLinear {case.name}")
         say(table.header())
         for pair in settings.pairs:
-            result = measure(case, pair, settings.engines, peers, repeats=settings.repeats)
+            result = measure(
+                case, pair, settings.engines, peers, repeats=settings.repeats, has_bfloat16=has_bfloat16
+            )
             measured[pair].append(result)
             report.rows += result.rows()
             report.left_out |= result.left_out

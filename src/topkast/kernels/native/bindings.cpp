@@ -151,16 +151,28 @@ void decay_of(Address values, Address active, int64_t n, double inside, double o
         checked_threads(num_threads));
 }
 
+// What has the products of linear layers.
+template <typename T>
+const auto& linear_kernels() {
+  return kernels<T>();
+}
+template <>
+const auto& linear_kernels<Half>() {
+  if (const HalfKernels* kernels = half_kernels()) return *kernels;
+  throw std::invalid_argument("the instruction set in use has no products of 16-bit numbers");
+}
+
 template <typename T>
 void product(const Plan& plan, bool transpose, Address values, int64_t num_values, Address x, int64_t x_length,
              int64_t tokens, Address bias, int64_t bias_length, Address y, int64_t y_length, int num_threads) {
   const std::shared_lock<std::shared_mutex> together(plan.mutex());
   checked_linear(plan);
   const Sweep& s = transpose ? plan.columns() : plan.rows();
-  kernels<T>().product(s, checked<const T>("values", values, num_values, plan.num_slots()),
-                       checked<const T>("x", x, x_length, checked_product(tokens, s.num_columns)), tokens,
-                       bias ? checked<const T>("bias", bias, bias_length, s.num_rows) : nullptr,
-                       output<T>("y", y, y_length, checked_product(tokens, s.num_rows)), checked_threads(num_threads));
+  linear_kernels<T>().product(s, checked<const T>("values", values, num_values, plan.num_slots()),
+                              checked<const T>("x", x, x_length, checked_product(tokens, s.num_columns)), tokens,
+                              bias ? checked<const Sum<T>>("bias", bias, bias_length, s.num_rows) : nullptr,
+                              output<T>("y", y, y_length, checked_product(tokens, s.num_rows)),
+                              checked_threads(num_threads));
 }
 
 // Python takes ownership.
@@ -194,13 +206,13 @@ void backward(const Plan& plan, bool transpose, Address values, int64_t num_valu
   // The input gradient sweeps the other way than the forward product did.
   const Sweep& s = transpose ? plan.rows() : plan.columns();
   const int64_t inputs = checked_product(tokens, s.num_rows);
-  kernels<T>().backward(s, plan.samples(), !transpose, checked<const T>("values", values, num_values, plan.num_slots()),
-                        checked<const T>("x", x, x_length, inputs),
-                        checked<const T>("dy", dy, dy_length, checked_product(tokens, s.num_columns)), tokens,
-                        dx ? output<T>("dx", dx, dx_length, inputs) : nullptr,
-                        dvalues ? checked<T>("dvalues", dvalues, dvalues_length, plan.samples().num_elements) : nullptr,
-                        dbias ? checked<T>("dbias", dbias, dbias_length, s.num_columns) : nullptr,
-                        checked_threads(num_threads));
+  linear_kernels<T>().backward(
+      s, plan.samples(), !transpose, checked<const T>("values", values, num_values, plan.num_slots()),
+      checked<const T>("x", x, x_length, inputs),
+      checked<const T>("dy", dy, dy_length, checked_product(tokens, s.num_columns)), tokens,
+      dx ? output<T>("dx", dx, dx_length, inputs) : nullptr,
+      dvalues ? checked<Sum<T>>("dvalues", dvalues, dvalues_length, plan.samples().num_elements) : nullptr,
+      dbias ? checked<Sum<T>>("dbias", dbias, dbias_length, s.num_columns) : nullptr, checked_threads(num_threads));
 }
 
 // The sizes of a convolution, in the order of Conv.
@@ -401,6 +413,8 @@ NB_MODULE(_native, m) {
   m.def("lookup_grad_double", &lookup_grad<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("product_float", &product<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("product_double", &product<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("product_bfloat16", &product<Half>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("backward_bfloat16", &backward<Half>, nb::call_guard<nb::gil_scoped_release>());
   m.def("backward_float", &backward<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("backward_double", &backward<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("top_k_float", &select<float>, nb::call_guard<nb::gil_scoped_release>());
@@ -420,5 +434,6 @@ NB_MODULE(_native, m) {
   m.def(
       "peak", [](bool loads, int num_threads) { return kernels<float>().peak(loads, checked_threads(num_threads)); },
       nb::call_guard<nb::gil_scoped_release>());
+  m.def("has_bfloat16", [] { return half_kernels() != nullptr; });
   m.def("isa", [] { return std::string(kernels<float>().name); });
 }

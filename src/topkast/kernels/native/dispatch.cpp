@@ -17,6 +17,9 @@ TOPKAST_DECLARE(portable)
 #if defined(__x86_64__)
 TOPKAST_DECLARE(avx2)
 TOPKAST_DECLARE(avx512)
+namespace avx512bf16 {
+extern const HalfKernels kHalf;
+}
 #endif
 
 namespace {
@@ -70,6 +73,15 @@ const Kernels<float>& kernels<float>() {
 template <>
 const Kernels<double>& kernels<double>() {
   return *chosen().twice;
+}
+
+const HalfKernels* half_kernels() {
+#if defined(__x86_64__)
+  static const bool has_half =
+      chosen().single == &avx512::kFloat && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
+  if (has_half) return &avx512bf16::kHalf;
+#endif
+  return nullptr;
 }
 
 }  // namespace topkast

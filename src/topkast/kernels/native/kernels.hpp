@@ -31,6 +31,23 @@ struct Conv {
   int64_t pixels() const { return out_height * out_width; }
 };
 
+// A number of 16 bits: the upper half of a float (bfloat16).
+struct Half {
+  uint16_t bits;
+};
+
+// What products of numbers of a type are added up in.
+template <typename T>
+struct SumOf {
+  typedef T type;
+};
+template <>
+struct SumOf<Half> {
+  typedef float type;
+};
+template <typename T>
+using Sum = typename SumOf<T>::type;
+
 struct ScanResult {
   int64_t above;
   bool is_finite;
@@ -71,6 +88,18 @@ struct Kernels {
   double (*peak)(bool loads, int num_threads);
   const char* name;
 };
+
+// Products of linear layers with inputs, outputs and values of 16 bits. Sums, the bias and the gradients of values and
+// of the bias have 32. Otherwise as in Kernels.
+struct HalfKernels {
+  void (*product)(const Sweep& sweep, const Half* values, const Half* x, int64_t tokens, const float* bias, Half* y,
+                  int num_threads);
+  void (*backward)(const Sweep& sweep, const Samples& samples, bool rows_are_outputs, const Half* values, const Half* x,
+                   const Half* dy, int64_t tokens, Half* dx, float* dvalues, float* dbias, int num_threads);
+};
+
+// Null where the instruction set in use has no products of 16-bit numbers.
+const HalfKernels* half_kernels();
 
 // The best instruction set this CPU has, or the one named by TOPKAST_ISA ("avx2", "avx512", "portable").
 template <typename T>

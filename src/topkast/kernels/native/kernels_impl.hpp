@@ -25,14 +25,14 @@ void pack_panels(const Operand<T>& a, const Operand<T>& b, int64_t first_panel, 
 
 // The sum of each column of a packed panel.
 template <typename T>
-void column_sums(const T* packed, int64_t columns, int64_t width, T* sums) {
+void column_sums(const T* packed, int64_t columns, int64_t width, Sum<T>* sums) {
   using vec = typename Vector<T>::type;
   for (int64_t c = 0; c < columns; ++c) {
     const vec* row = reinterpret_cast<const vec*>(packed + c * width);
-    vec acc = row[0];
-    for (int64_t v = 1; v < width / Vector<T>::lanes; ++v) acc += row[v];
-    T sum = acc[0];
-    for (int lane = 1; lane < Vector<T>::lanes; ++lane) sum += acc[lane];
+    typename Vector<Sum<T>>::type acc = {};
+    for (int64_t v = 0; v < width / Vector<T>::lanes; ++v) acc = added<T>(acc, row[v]);
+    Sum<T> sum = acc[0];
+    for (int lane = 1; lane < Vector<Sum<T>>::lanes; ++lane) sum += acc[lane];
     sums[c] = sum;
   }
 }
@@ -55,23 +55,23 @@ struct Backward {
   const T* dy;
   int64_t tokens;
   T* dx;
-  T* dvalues;
-  T* dbias;
+  Sum<T>* dvalues;
+  Sum<T>* dbias;
 
   int64_t panels() const { return num_panels<T>(tokens); }
   // One panel by one thread: dx and the parts of dbias, and both operands packed. What it has packed it also
   // sweeps, from its own L2.
-  void prepare(int64_t panel, const T* value, T* tile, T* packed_dy, T* packed_x, T* parts) const {
+  void prepare(int64_t panel, const T* value, Sum<T>* tile, T* packed_dy, T* packed_x, Sum<T>* parts) const {
     const Panel p = panel_at<T>(panel, tokens);
     pack(dy, s.num_columns, p, 0, s.num_columns, packed_dy);
     if (dbias) column_sums(packed_dy, s.num_columns, p.width, parts);
     for (int64_t i = 0; dx && i < s.num_tiles; ++i) finish_dx(i, p, value, tile, packed_dy);
     if (dvalues) pack(x, s.num_rows, p, 0, s.num_rows, packed_x);
   }
-  void finish_dx(int64_t i, const Panel& p, const T* value, T* tile, const T* packed_dy) const {
-    finish_tile(s, i, value, packed_dy, p, static_cast<const T*>(nullptr), tile, dx);
+  void finish_dx(int64_t i, const Panel& p, const T* value, Sum<T>* tile, const T* packed_dy) const {
+    finish_tile<T>(s, i, value, packed_dy, p, nullptr, tile, dx);
   }
-  Pair<T> pair(int64_t panel, const T* packed_dy, const T* packed_x, T* sums) const {
+  Pair<T> pair(int64_t panel, const T* packed_dy, const T* packed_x, Sum<T>* sums) const {
     const int64_t width = panel_at<T>(panel, tokens).width;
     return rows_are_outputs ? Pair<T>{packed_dy, packed_x, width, sums} : Pair<T>{packed_x, packed_dy, width, sums};
   }
@@ -79,9 +79,10 @@ struct Backward {
 
 // Each thread does whole lanes; called by all threads of a parallel region.
 template <typename T>
-void backward_by_lane(const Backward<T>& b, const Lanes& lanes, const T* value, const Sums<T>* sums, T* parts) {
-  thread_local Scratch<T> tile_scratch, dy_scratch, x_scratch;
-  T* tile = tile_scratch.get(b.s.tile_rows * Vector<T>::panel);
+void backward_by_lane(const Backward<T>& b, const Lanes& lanes, const T* value, const Sums<T>* sums, Sum<T>* parts) {
+  thread_local Scratch<Sum<T>> tile_scratch;
+  thread_local Scratch<T> dy_scratch, x_scratch;
+  Sum<T>* tile = tile_scratch.get(b.s.tile_rows * Vector<T>::panel);
   T* packed_dy = dy_scratch.get(b.s.num_columns * Vector<T>::panel);
   T* packed_x = x_scratch.get(b.s.num_rows * Vector<T>::panel);
 #pragma omp for schedule(dynamic)
@@ -98,10 +99,10 @@ void backward_by_lane(const Backward<T>& b, const Lanes& lanes, const T* value, 
 // Threads take turns at the panels: first a panel each, or a piece of one, then some tiles of the weight gradient for
 // all of them. Called by all threads of a parallel region.
 template <typename T>
-void backward_together(const Backward<T>& b, const Lanes& lanes, const T* value, const Sums<T>* sums, T* parts,
+void backward_together(const Backward<T>& b, const Lanes& lanes, const T* value, const Sums<T>* sums, Sum<T>* parts,
                        const Operand<T>& dy, const Operand<T>& x, int64_t together) {
-  thread_local Scratch<T> tile_scratch;
-  T* tile = tile_scratch.get(b.s.tile_rows * Vector<T>::panel);
+  thread_local Scratch<Sum<T>> tile_scratch;
+  Sum<T>* tile = tile_scratch.get(b.s.tile_rows * Vector<T>::panel);
   if (sums) start_sums(*sums, lanes);
   for (int64_t p0 = 0; p0 < lanes.panels; p0 += together) {
     const int64_t count = smaller(together, lanes.panels - p0);
@@ -133,12 +134,12 @@ void backward_together(const Backward<T>& b, const Lanes& lanes, const T* value,
 
 template <typename T>
 void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* values, const T* x, const T* dy,
-              int64_t tokens, T* dx, T* dvalues, T* dbias, int num_threads) {
-  if (dbias) fill(dbias, dbias + s.num_columns, T(0));
+              int64_t tokens, T* dx, Sum<T>* dvalues, Sum<T>* dbias, int num_threads) {
+  if (dbias) fill(dbias, dbias + s.num_columns, Sum<T>(0));
   if (dbias && tokens == 0) dbias = nullptr;
   if (dx && tokens == 0) dx = nullptr;
   if (dvalues && (tokens == 0 || m.num_elements == 0)) {
-    fill(dvalues, dvalues + m.num_elements, T(0));
+    fill(dvalues, dvalues + m.num_elements, Sum<T>(0));
     dvalues = nullptr;
   }
   if (!dx && !dvalues && !dbias) return;
@@ -146,13 +147,14 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
   const Lanes lanes = lanes_for<T>(m, b.panels());
   const bool by_lane = lanes.suffice(num_threads);
   const int64_t together = by_lane ? 0 : panels_together<T>(b.panels(), s.num_columns + s.num_rows, num_threads);
-  thread_local Scratch<T> value_scratch, dy_scratch, x_scratch, sums_scratch, parts_scratch;
+  thread_local Scratch<T> value_scratch, dy_scratch, x_scratch;
+  thread_local Scratch<Sum<T>> sums_scratch, parts_scratch;
   const Operand<T> packed_dy(dy, s.num_columns, together, dy_scratch);
   const Operand<T> packed_x(x, dvalues ? s.num_rows : 0, together, x_scratch);
   const Sums<T> all_sums(m, dvalues ? lanes : Lanes{0, 0}, sums_scratch);
   const Sums<T>* sums = dvalues ? &all_sums : nullptr;
   T* value = dx ? value_scratch.get(s.room()) : nullptr;
-  T* parts = dbias ? parts_scratch.get((by_lane ? b.panels() : together) * s.num_columns) : nullptr;
+  Sum<T>* parts = dbias ? parts_scratch.get((by_lane ? b.panels() : together) * s.num_columns) : nullptr;
 #pragma omp parallel num_threads(num_threads)
   {
     if (dx) gather_values(s, values, value);
@@ -160,7 +162,7 @@ void backward(const Sweep& s, const Samples& m, bool rows_are_outputs, const T* 
       backward_by_lane(b, lanes, value, sums, parts);
     else
       backward_together(b, lanes, value, sums, parts, packed_dy, packed_x, together);
-    if (dvalues) collect_sums(m, all_sums, lanes, dvalues);
+    if (dvalues) collect_sums<T>(m, all_sums, lanes, dvalues);
   }
 }
 

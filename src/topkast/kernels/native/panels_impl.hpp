@@ -39,11 +39,32 @@ constexpr int kSums = 8;  // accumulators: enough to hide the latency of a multi
 constexpr int kPanel = TOPKAST_VECTOR_BYTES == 64 ? 4 : 8;
 
 template <typename T>
+struct Lane {
+  typedef T type;
+};
+template <>
+struct Lane<Half> {
+  typedef uint16_t type;
+};
+
+template <typename T>
 struct Vector {
   static constexpr int lanes = TOPKAST_VECTOR_BYTES / sizeof(T);
-  typedef T type __attribute__((vector_size(TOPKAST_VECTOR_BYTES), aligned(TOPKAST_VECTOR_BYTES), may_alias));
+  typedef typename Lane<T>::type type
+      __attribute__((vector_size(TOPKAST_VECTOR_BYTES), aligned(TOPKAST_VECTOR_BYTES), may_alias));
   static constexpr int panel = kPanel * lanes;  // tokens in a full panel
 };
+
+// Vectors of sums with the products of two vectors, or the numbers of one, added.
+template <typename T>
+TOPKAST_INLINE typename Vector<Sum<T>>::type added(typename Vector<Sum<T>>::type sum, typename Vector<T>::type a,
+                                                   typename Vector<T>::type b) {
+  return sum + a * b;
+}
+template <typename T>
+TOPKAST_INLINE typename Vector<Sum<T>>::type added(typename Vector<Sum<T>>::type sum, typename Vector<T>::type a) {
+  return sum + a;
+}
 
 // All scratch memory of one thread, in a list.
 class ScratchBase {
@@ -186,7 +207,7 @@ void pack(const T* x, int64_t num_columns, const Panel& p, int64_t c0, int64_t c
 // The reverse, for a tile of outputs: y[t * num_columns + c] = packed[c * width + t] for the panel's tokens, c <
 // columns.
 template <typename T>
-void unpack(const T* packed, const Panel& p, int64_t columns, T* y, int64_t num_columns) {
+void unpack(const Sum<T>* packed, const Panel& p, int64_t columns, T* y, int64_t num_columns) {
   constexpr int64_t line = 64 / int64_t(sizeof(T));
   y += p.first * num_columns;
   for (int64_t t = 0; t < p.count; t += 8)

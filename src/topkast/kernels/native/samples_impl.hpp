@@ -42,23 +42,22 @@ inline void add_sums<float>(const Vector<float>::type* a, float* out) {
 // sums[j] += left . right[column[j]] for the first N of a group of 4 elements of one row; `l` is the row of `left`.
 template <typename T, int V, int N, bool Ahead, typename Right>
 TOPKAST_INLINE void sample_group(const typename Vector<T>::type* l, const Right& right, const uint16_t* column,
-                                 T* sums) {
+                                 Sum<T>* sums) {
   using vec = typename Vector<T>::type;
   if (Ahead)
     for (int j = 0; j < 4; ++j) prefetch_row<T, V>(right.at(column[kAhead + j]));
   const vec* r[N];
   for (int j = 0; j < N; ++j) r[j] = reinterpret_cast<const vec*>(right.at(column[j]));
-  vec acc[4] = {};
-  for (int j = 0; j < N; ++j) acc[j] = l[0] * r[j][0];
-  for (int v = 1; v < V; ++v)
-    for (int j = 0; j < N; ++j) acc[j] += l[v] * r[j][v];
-  add_sums<T>(acc, sums);
+  typename Vector<Sum<T>>::type acc[4] = {};
+  for (int v = 0; v < V; ++v)
+    for (int j = 0; j < N; ++j) acc[j] = added<T>(acc[j], l[v], r[j][v]);
+  add_sums<Sum<T>>(acc, sums);
 }
 
 // sums[j] += left . right[column[j]] for `count` elements of one row. The row of `left` stays in registers, so that an
 // element costs one load per multiply-add and nothing else. Rows come in order of their count: the switch is foreseen.
 template <typename T, int V, bool Ahead, typename Right>
-TOPKAST_INLINE void sample_segment(const T* left, const Right& right, const uint16_t* column, int count, T* sums) {
+TOPKAST_INLINE void sample_segment(const T* left, const Right& right, const uint16_t* column, int count, Sum<T>* sums) {
   using vec = typename Vector<T>::type;
   vec l[V];
   for (int v = 0; v < V; ++v) l[v] = reinterpret_cast<const vec*>(left)[v];
@@ -76,13 +75,13 @@ TOPKAST_INLINE void sample_segment(const T* left, const Right& right, const uint
 // Some tiles of one block; `left` and `right` say where rows and columns are.
 template <typename T, int V, bool Ahead, typename Left, typename Right>
 void sample_cells(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const Left& left,
-                  const Right& right, T* sums) {
+                  const Right& right, Sum<T>* sums) {
   const Right r = right.from(block * s.block_columns);
   for (int64_t tile = first_tile; tile < last_tile; ++tile) {
     const int64_t at = tile * s.num_blocks + block;
     const Left l = left.from(tile * s.tile_rows);
     const uint16_t* column = s.column.data() + s.first_group[at] * Samples::group;
-    T* out = sums + s.first_group[at] * Samples::group;
+    Sum<T>* out = sums + s.first_group[at] * Samples::group;
     for (int64_t i = s.first_segment[at]; i < s.first_segment[at + 1]; ++i) {
       const Samples::Segment segment = s.segments[i];
       prefetch_row<T, V>(l.at(s.segments[i + 1].row));
@@ -97,7 +96,7 @@ void sample_cells(const Samples& s, int64_t block, int64_t first_tile, int64_t l
 // Some tiles of one block, for one panel.
 template <typename T, int V, bool Ahead>
 void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
-                  T* sums) {
+                  Sum<T>* sums) {
   constexpr int64_t width = V * Vector<T>::lanes;
   sample_cells<T, V, Ahead>(s, block, first_tile, last_tile, Even<const T, width>{left}, Even<const T, width>{right},
                             sums);
@@ -105,7 +104,7 @@ void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t l
 
 template <typename T>
 void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
-                  int64_t width, T* sums) {
+                  int64_t width, Sum<T>* sums) {
   const bool ahead = s.block_columns * width * int64_t(sizeof(T)) > kL1;
   with_vectors<kPanel>(width / Vector<T>::lanes, [&](auto vectors) {
     constexpr int V = decltype(vectors)::value;
@@ -122,7 +121,7 @@ struct Pair {
   const T* left;
   const T* right;
   int64_t width;
-  T* sums;
+  Sum<T>* sums;
 };
 
 // Panels to be packed before the weight gradient takes its turn: one per thread, or more if they are small and so is
@@ -158,7 +157,7 @@ struct Lanes {
 template <typename T>
 Lanes lanes_for(const Samples& s, int64_t panels, int64_t least_panels = 2) {
   constexpr int64_t most = 8, enough = 16 << 20;
-  const int64_t bytes = s.num_groups() * Samples::group * int64_t(sizeof(T)) + 1;
+  const int64_t bytes = s.num_groups() * Samples::group * int64_t(sizeof(Sum<T>)) + 1;
   const int64_t count = smaller(smaller(most, panels / least_panels), enough / bytes);
   return {count > 0 ? count : 1, panels};
 }
@@ -198,12 +197,12 @@ void sample_panels(const Samples& s, int64_t count, F&& pair) {
 // The sums of all lanes: groups as in `Samples`, one lane after the other.
 template <typename T>
 struct Sums {
-  T* data;
+  Sum<T>* data;
   int64_t size;
-  Sums(const Samples& s, const Lanes& lanes, Scratch<T>& scratch)
+  Sums(const Samples& s, const Lanes& lanes, Scratch<Sum<T>>& scratch)
       : data(scratch.get(lanes.count * s.num_groups() * Samples::group)), size(s.num_groups() * Samples::group) {}
-  T* lane(int64_t i) const { return data + i * size; }
-  void start(int64_t i) const { fill(lane(i), lane(i) + size, T(0)); }
+  Sum<T>* lane(int64_t i) const { return data + i * size; }
+  void start(int64_t i) const { fill(lane(i), lane(i) + size, Sum<T>(0)); }
 };
 
 // Sets all sums to zero; called by all threads of a parallel region.
@@ -211,25 +210,26 @@ template <typename T>
 void start_sums(const Sums<T>& sums, const Lanes& lanes) {
   const int64_t groups = lanes.count * sums.size / Samples::group;
 #pragma omp for schedule(static)
-  for (int64_t i = 0; i < groups; ++i) fill(sums.data + i * Samples::group, sums.data + (i + 1) * Samples::group, T(0));
+  for (int64_t i = 0; i < groups; ++i)
+    fill(sums.data + i * Samples::group, sums.data + (i + 1) * Samples::group, Sum<T>(0));
 }
 
 // From groups to slot order, lanes added in their order; called by all threads of a parallel region.
 template <typename T>
-void collect_sums(const Samples& s, const Sums<T>& sums, const Lanes& lanes, T* out) {
+void collect_sums(const Samples& s, const Sums<T>& sums, const Lanes& lanes, Sum<T>* out) {
 #pragma omp for schedule(static)
   for (int64_t tile = 0; tile < s.num_tiles; ++tile) {
     const int64_t first = tile * s.num_blocks, last = first + s.num_blocks;
-    T* from = sums.data + s.first_group[first] * Samples::group;
-    T* end = sums.data + s.first_group[last] * Samples::group;
+    Sum<T>* from = sums.data + s.first_group[first] * Samples::group;
+    Sum<T>* end = sums.data + s.first_group[last] * Samples::group;
     for (int64_t lane = 1; lane < lanes.count; ++lane)
-      for (T* to = from; to != end; ++to) *to += to[lane * sums.size];
+      for (Sum<T>* to = from; to != end; ++to) *to += to[lane * sums.size];
     uint32_t next[Samples::most_tile_rows];
     const int64_t first_row = tile * s.tile_rows, rows = smaller(s.tile_rows, s.num_rows - first_row);
     for (int64_t r = 0; r < rows; ++r) next[r] = (*s.first_sample)[first_row + r];
     for (int64_t i = s.first_segment[first]; i < s.first_segment[last]; ++i) {
       const Samples::Segment segment = s.segments[i];
-      T* to = out + next[segment.row];
+      Sum<T>* to = out + next[segment.row];
       next[segment.row] += segment.count;
       for (int j = 0; j < segment.count; ++j) to[j] = from[j];
       from += (segment.count + Samples::group - 1) / Samples::group * Samples::group;

@@ -51,7 +51,7 @@ void sweep_cells(const Sweep& s, int64_t tile, const T* value, const Input& in, 
     const T* v = value + s.first_element[at];
     for (int64_t i = s.first_segment[at]; i < s.end_segment[at]; ++i) {
       const Sweep::Segment segment = s.segments[i];
-      prefetch_row<T, V>(out.at(s.segments[i + 1].row));
+      prefetch_row<Sum<T>, V* int(sizeof(Sum<T>) / sizeof(T))>(out.at(s.segments[i + 1].row));
       accumulate<T, V, Ahead>(x, column, v, segment.count, out.at(segment.row));
       column += segment.count;
       v += segment.count;
@@ -61,13 +61,13 @@ void sweep_cells(const Sweep& s, int64_t tile, const T* value, const Input& in, 
 
 // One tile of output rows for one packed panel; y is tile_rows x width.
 template <typename T, int V, bool Ahead>
-void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, T* y) {
+void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, Sum<T>* y) {
   constexpr int64_t width = V * Vector<T>::lanes;
-  sweep_cells<T, V, Ahead>(s, tile, value, Even<const T, width>{packed}, Even<T, width>{y});
+  sweep_cells<T, V, Ahead>(s, tile, value, Even<const T, width>{packed}, Even<Sum<T>, width>{y});
 }
 
 template <typename T>
-void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, int64_t width, T* y) {
+void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, int64_t width, Sum<T>* y) {
   const bool ahead = s.block_columns * width * int64_t(sizeof(T)) > kL1;
   with_vectors<kPanel>(width / Vector<T>::lanes, [&](auto vectors) {
     constexpr int V = decltype(vectors)::value;
@@ -86,8 +86,8 @@ void start_tile(const T* bias, int64_t rows, int64_t width, T* y) {
 
 // Starts the tile at the bias, sweeps it, and writes it to y.
 template <typename T>
-void finish_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, const Panel& p, const T* bias,
-                 T* scratch, T* y) {
+void finish_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, const Panel& p, const Sum<T>* bias,
+                 Sum<T>* scratch, T* y) {
   const int64_t first_row = tile * s.tile_rows;
   const int64_t rows = smaller(s.tile_rows, s.num_rows - first_row);
   start_tile(bias ? bias + first_row : nullptr, rows, p.width, scratch);
@@ -133,7 +133,7 @@ void gather_values(const Sweep& s, const T* values, T* value) {
 }
 
 template <typename T>
-void product(const Sweep& s, const T* values, const T* x, int64_t tokens, const T* bias, T* y, int num_threads) {
+void product(const Sweep& s, const T* values, const T* x, int64_t tokens, const Sum<T>* bias, T* y, int num_threads) {
   if (tokens == 0 || s.num_rows == 0) return;
   thread_local Scratch<T> value_scratch;
   T* value = value_scratch.get(s.room());
@@ -144,8 +144,9 @@ void product(const Sweep& s, const T* values, const T* x, int64_t tokens, const 
   T* shared = few ? shared_scratch.get(panels * panel_size) : nullptr;
 #pragma omp parallel num_threads(num_threads)
   {
-    thread_local Scratch<T> packed_scratch, tile_scratch;
-    T* tile_y = tile_scratch.get(s.tile_rows * Vector<T>::panel);
+    thread_local Scratch<T> packed_scratch;
+    thread_local Scratch<Sum<T>> tile_scratch;
+    Sum<T>* tile_y = tile_scratch.get(s.tile_rows * Vector<T>::panel);
     gather_values(s, values, value);
     if (few) {
       // Fewer panels than would keep the threads busy: share the packing, then the tiles.
