@@ -104,8 +104,8 @@ inline void unpack<Half>(const float* packed, const Panel& p, int64_t columns, H
 }
 
 // y[0..2V) += sum of value * x[column]; V vectors of tokens. Two elements at a time.
-template <typename T, int V, bool Ahead, typename Input>
-TOPKAST_INLINE void accumulate(const Input& x, const uint16_t* column, const Half* value, int count, float* y) {
+template <typename T, int V, bool Ahead, typename Index, typename Input>
+TOPKAST_INLINE void accumulate(const Input& x, const Index* column, const Half* value, int count, float* y) {
   __m512 acc[2 * V];
 #pragma GCC unroll 8
   for (int v = 0; v < 2 * V; ++v) acc[v] = _mm512_load_ps(y + 16 * v);

@@ -92,6 +92,24 @@ inline const uint32_t* distances(const Layout& n, int64_t channels, int64_t leng
   return table;
 }
 
+// Where the column of each element is, for kernels to read in place of its number; called by all threads of a parallel
+// region. (Looked up for each strip instead, it would cost a load for each element and strip.)
+inline void find_offsets(const uint16_t* column, int64_t first, int64_t end, const uint32_t* table, uint32_t* offsets) {
+  for (int64_t e = first; e < end; ++e) offsets[e] = table[column[e]];
+}
+inline void find_offsets(const Sweep& s, const uint32_t* table, uint32_t* offsets) {
+#pragma omp for schedule(static)
+  for (int64_t at = 0; at < s.num_cells(); ++at)
+    find_offsets(s.column.data(), s.first_element[at], s.end_element[at], table + at % s.num_blocks * s.block_columns,
+                 offsets);
+}
+inline void find_offsets(const Samples& s, const uint32_t* table, uint32_t* offsets) {
+#pragma omp for schedule(static)
+  for (int64_t at = 0; at < s.num_tiles * s.num_blocks; ++at)
+    find_offsets(s.column.data(), s.first_group[at] * Samples::group, s.first_group[at + 1] * Samples::group,
+                 table + at % s.num_blocks * s.block_columns, offsets);
+}
+
 // Whether a strip reads more than L1 holds of a block's columns.
 inline bool is_beyond_l1(const Conv& g, int64_t block_columns, int64_t width) {
   const int64_t channels = divided_up(block_columns, g.taps());
@@ -99,16 +117,16 @@ inline bool is_beyond_l1(const Conv& g, int64_t block_columns, int64_t width) {
 }
 
 // A tile for one strip of outputs, of which there are `width` vectors.
-template <typename T, typename Input, typename Output>
-void sweep_strip(const Sweep& s, int64_t tile, const T* value, const Input& in, const Output& out, int64_t width,
-                 bool ahead) {
+template <typename T, typename Index, typename Input, typename Output>
+void sweep_strip(const Sweep& s, int64_t tile, const Index* columns, const T* value, const Input& in, const Output& out,
+                 int64_t width, bool ahead) {
   with_width<kStrip>(width, [&](auto number) {
     constexpr int V = decltype(number)::value;
     constexpr bool is_wide = V > kStrip / 2;
     if (is_wide && ahead)
-      sweep_cells<T, V, is_wide>(s, tile, value, in, out);
+      sweep_cells<T, V, is_wide>(s, tile, columns, value, in, out);
     else
-      sweep_cells<T, V, false>(s, tile, value, in, out);
+      sweep_cells<T, V, false>(s, tile, columns, value, in, out);
   });
 }
 
@@ -118,7 +136,7 @@ constexpr int64_t kOutputsAtOnce = 48;
 // All tiles for `rows` rows of a group from row `first` on, by one thread.
 template <typename T>
 void finish_rows(const Sweep& s, const Conv& g, const Images<T>& x, const T* group, int64_t number, int64_t first,
-                 int64_t rows, const uint32_t* table, const T* value, const T* bias, T* y) {
+                 int64_t rows, const uint32_t* offsets, const T* value, const T* bias, T* y) {
   constexpr int64_t lanes = Vector<T>::lanes;
   thread_local Scratch<T> tile_scratch, copies;
   const int64_t columns = x.bands.columns, size = rows * columns * lanes;
@@ -131,9 +149,9 @@ void finish_rows(const Sweep& s, const Conv& g, const Images<T>& x, const T* gro
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t strip = 0; strip < strips.count; ++strip) {
         const int64_t column = strips.first(strip), width = strips.width(strip);
-        const Listed<const T, lanes> in{x.at(group, first + row, column), table};
+        const Offset<const T, lanes> in{x.at(group, first + row, column)};
         const Apart<T> out{tile_y + (row * columns + column) * lanes, size};
-        sweep_strip(s, tile, value, in, out, width, is_beyond_l1(g, s.block_columns, width));
+        sweep_strip(s, tile, offsets, value, in, out, width, is_beyond_l1(g, s.block_columns, width));
       }
     for (int64_t r = 0; r < tile_rows; ++r)
       unpack_outputs(x.bands, number, first, rows, tile_y + r * size, room, y + (first_row + r) * g.pixels(),
@@ -147,17 +165,19 @@ void image_conv(const Sweep& s, const Conv& g, const T* values, const T* x, cons
   const Bands bands = bands_of<T>(g);
   const int64_t shared = bands.groups(Vector<T>::lanes) % num_threads;
   thread_local Scratch<T> value_scratch, x_scratch;
-  thread_local Scratch<uint32_t> table_scratch;
+  thread_local Scratch<uint32_t> table_scratch, offset_scratch;
   const Images<T> images(input_layout(g, bands), bands, x, g.channels, g.height * g.width, shared, x_scratch);
   const uint32_t* table = distances(images.n, g.channels, s.num_blocks * s.block_columns, table_scratch);
+  uint32_t* offsets = offset_scratch.get(s.room() + PlanSizes::look_ahead);
   T* value = value_scratch.get(s.room());
   const int64_t rows = smaller(bands.rows, divided_up(kOutputsAtOnce, bands.columns));
 #pragma omp parallel num_threads(num_threads)
   {
     gather_values(s, values, value);
+    find_offsets(s, table, offsets);
     for_groups(images, shared, divided_up(bands.rows, rows), [&](const T* group, int64_t number, int64_t task) {
       const int64_t first = task * rows;
-      finish_rows(s, g, images, group, number, first, smaller(rows, bands.rows - first), table, value, bias, y);
+      finish_rows(s, g, images, group, number, first, smaller(rows, bands.rows - first), offsets, value, bias, y);
     });
     finish_writes();
   }
@@ -203,7 +223,7 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
           const int64_t out_column = strips.first(strip);
           const Apart<const T> in{images.at(group, out_row, out_column), m.plane() * lanes};
           const Listed<T, lanes> out{tile_dx + (out_row * n.row_size() + out_column) * lanes, table};
-          sweep_strip(s, tile, value, in, out, strips.width(strip), ahead);
+          sweep_strip(s, tile, s.column.data(), value, in, out, strips.width(strip), ahead);
         }
       for (int64_t c = 0; c < channels; ++c)
         unpack_inputs(n, bands, number, tile_dx + c * plane, columns, room, dx + (first + c) * g.height * g.width,
@@ -216,7 +236,7 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
 // Some tiles of a block, for all outputs of a group.
 template <typename T>
 void sample_group_of_bands(const Samples& s, const Conv& g, const Images<T>& dy, const T* dy_group, const Images<T>& x,
-                           const T* x_group, const uint32_t* table, int64_t block, int64_t tile, int64_t last,
+                           const T* x_group, const uint32_t* offsets, int64_t block, int64_t tile, int64_t last,
                            T* sums) {
   constexpr int64_t lanes = Vector<T>::lanes;
   const Strips strips(x.bands.columns, kStrip);
@@ -224,15 +244,15 @@ void sample_group_of_bands(const Samples& s, const Conv& g, const Images<T>& dy,
     for (int64_t strip = 0; strip < strips.count; ++strip) {
       const int64_t column = strips.first(strip), width = strips.width(strip);
       const Apart<const T> left{dy.at(dy_group, row, column), dy.n.plane() * lanes};
-      const Listed<const T, lanes> right{x.at(x_group, row, column), table};
+      const Offset<const T, lanes> right{x.at(x_group, row, column)};
       const bool ahead = is_beyond_l1(g, s.block_columns, width);
       with_width<kStrip>(width, [&](auto number) {
         constexpr int V = decltype(number)::value;
         constexpr bool is_wide = V > kStrip / 2;
         if (is_wide && ahead)
-          sample_cells<T, V, is_wide>(s, block, tile, last, left, right, sums);
+          sample_cells<T, V, is_wide>(s, offsets, block, tile, last, left, right, sums);
         else
-          sample_cells<T, V, false>(s, block, tile, last, left, right, sums);
+          sample_cells<T, V, false>(s, offsets, block, tile, last, left, right, sums);
       });
     }
 }
@@ -246,14 +266,16 @@ void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy,
   const bool by_lane = lanes.suffice(num_threads);
   const int64_t together = by_lane ? 0 : smaller(groups, num_threads);
   thread_local Scratch<T> left_scratch, right_scratch, sums_scratch;
-  thread_local Scratch<uint32_t> table_scratch;
+  thread_local Scratch<uint32_t> table_scratch, offset_scratch;
   const Layout m{plain(g.out_height), plain(g.out_width), bands.rows, bands.columns};
   const Images<T> left(m, bands, dy, s.num_rows, g.pixels(), together, left_scratch);
   const Images<T> right(input_layout(g, bands), bands, x, g.channels, g.height * g.width, together, right_scratch);
   const uint32_t* table = distances(right.n, g.channels, s.num_blocks * s.block_columns, table_scratch);
+  uint32_t* offsets = offset_scratch.get(s.num_groups() * Samples::group + PlanSizes::look_ahead);
   const Sums<T> sums(s, lanes, sums_scratch);
 #pragma omp parallel num_threads(num_threads)
   {
+    find_offsets(s, table, offsets);
     if (by_lane) {
       thread_local Scratch<T> own_left_scratch, own_right_scratch;
       T* own_left = own_left_scratch.get(left.group_size());
@@ -265,7 +287,7 @@ void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy,
           left.pack(i, 0, left.planes, own_left);
           right.pack(i, 0, right.planes, own_right);
           for (int64_t block = 0; block < s.num_blocks; ++block)
-            sample_group_of_bands(s, g, left, own_left, right, own_right, table, block, 0, s.num_tiles,
+            sample_group_of_bands(s, g, left, own_left, right, own_right, offsets, block, 0, s.num_tiles,
                                   sums.lane(lane));
         }
       }
@@ -280,7 +302,7 @@ void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy,
         for (int64_t tile = 0; tile < s.num_tiles; tile += step)
           for (int64_t block = 0; block < s.num_blocks; ++block)
             for (int64_t i = 0; i < count; ++i)
-              sample_group_of_bands(s, g, left, left.group(i), right, right.group(i), table, block, tile,
+              sample_group_of_bands(s, g, left, left.group(i), right, right.group(i), offsets, block, tile,
                                     smaller(s.num_tiles, tile + step), sums.lane(lanes.of(g0 + i)));
       }
     }

@@ -36,31 +36,85 @@ template <>
 inline void add_sums<float>(const Vector<float>::type* a, float* out) {
   add_sums_of(halves_added(a[0]), halves_added(a[1]), halves_added(a[2]), halves_added(a[3]), out);
 }
+
+// The same for 8 vectors: sums of pairs, interleaved, until each lane has a sum of its own.
+TOPKAST_INLINE void add_8_sums(const Vector<float>::type* a, float* out) {
+  __m512 pair[4], four[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    pair[i] = _mm512_add_ps(_mm512_unpacklo_ps((__m512)a[2 * i], (__m512)a[2 * i + 1]),
+                            _mm512_unpackhi_ps((__m512)a[2 * i], (__m512)a[2 * i + 1]));
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i)
+    four[i] = _mm512_add_ps(_mm512_shuffle_ps(pair[2 * i], pair[2 * i + 1], 0x44),
+                            _mm512_shuffle_ps(pair[2 * i], pair[2 * i + 1], 0xEE));
+  const __m512 quarters =
+      _mm512_add_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xDD));
+  // Lanes 0 and 1 have halves of the first four, lanes 2 and 3 of the others.
+  const __m512 sums = _mm512_add_ps(quarters, _mm512_shuffle_f32x4(quarters, quarters, 0xB1));
+  const __m256 found = _mm512_castps512_ps256(_mm512_shuffle_f32x4(sums, sums, 0x08));
+  _mm256_storeu_ps(out, _mm256_add_ps(_mm256_loadu_ps(out), found));
+}
 #endif
 #endif
 
+// Whether groups are taken two at a time: with as many registers as AVX-512 has, and for sums it is written for.
+template <typename T>
+constexpr bool kTakesPairs = TOPKAST_VECTOR_BYTES == 64 && sizeof(T) == sizeof(float);
+
+// Rows of `right` of the columns `four`; with `Ahead` those of a later group, at `later`, are asked for.
+template <typename T, int V, bool Ahead, typename Index, typename Right>
+TOPKAST_INLINE void find_rows(const Right& right, const Four<Index>& four, const Index* later, int count,
+                              const typename Vector<T>::type** row) {
+  if (Ahead) {
+    const Four<Index> asked(later);
+    for (int j = 0; j < 4; ++j) prefetch_row<T, V>(right.at(asked[j]));
+  }
+  for (int j = 0; j < count; ++j) row[j] = reinterpret_cast<const typename Vector<T>::type*>(right.at(four[j]));
+}
+
 // sums[j] += left . right[column[j]] for the first N of a group of 4 elements of one row; `l` is the row of `left`.
-template <typename T, int V, int N, bool Ahead, typename Right>
-TOPKAST_INLINE void sample_group(const typename Vector<T>::type* l, const Right& right, const uint16_t* column,
+template <typename T, int V, int N, bool Ahead, typename Index, typename Right>
+TOPKAST_INLINE void sample_group(const typename Vector<T>::type* l, const Right& right, const Index* column,
                                  Sum<T>* sums) {
-  using vec = typename Vector<T>::type;
-  if (Ahead)
-    for (int j = 0; j < 4; ++j) prefetch_row<T, V>(right.at(column[kAhead + j]));
-  const vec* r[N];
-  for (int j = 0; j < N; ++j) r[j] = reinterpret_cast<const vec*>(right.at(column[j]));
+  const typename Vector<T>::type* r[N];
+  find_rows<T, V, Ahead>(right, Four<Index>(column), column + kAhead, N, r);
   typename Vector<Sum<T>>::type acc[4] = {};
   for (int v = 0; v < V; ++v)
     for (int j = 0; j < N; ++j) acc[j] = added<T>(acc[j], l[v], r[j][v]);
   add_sums<Sum<T>>(acc, sums);
 }
 
+#if TOPKAST_VECTOR_BYTES == 64
+// The same for two groups.
+template <typename T, int V, bool Ahead, typename Index, typename Right>
+TOPKAST_INLINE void sample_pair(const typename Vector<T>::type* l, const Right& right, const Four<Index>& four,
+                                const Four<Index>& others, const Index* later, Sum<T>* sums) {
+  const typename Vector<T>::type* r[8];
+  find_rows<T, V, Ahead>(right, four, later, 4, r);
+  find_rows<T, V, Ahead>(right, others, later + 4, 4, r + 4);
+  typename Vector<Sum<T>>::type acc[8] = {};
+  for (int v = 0; v < V; ++v)
+    for (int j = 0; j < 8; ++j) acc[j] = added<T>(acc[j], l[v], r[j][v]);
+  add_8_sums(acc, sums);
+}
+#endif
+
 // sums[j] += left . right[column[j]] for `count` elements of one row. The row of `left` stays in registers, so that an
 // element costs one load per multiply-add and nothing else. Rows come in order of their count: the switch is foreseen.
-template <typename T, int V, bool Ahead, typename Right>
-TOPKAST_INLINE void sample_segment(const T* left, const Right& right, const uint16_t* column, int count, Sum<T>* sums) {
+template <typename T, int V, bool Ahead, typename Index, typename Right>
+TOPKAST_INLINE void sample_segment(const T* left, const Right& right, const Index* column, int count, Sum<T>* sums) {
   using vec = typename Vector<T>::type;
   vec l[V];
   for (int v = 0; v < V; ++v) l[v] = reinterpret_cast<const vec*>(left)[v];
+#if TOPKAST_VECTOR_BYTES == 64
+  if constexpr (kTakesPairs<Sum<T>>) {
+    for (; count >= 8; count -= 8, column += 8, sums += 8) {
+      const Four<Index> four(column), others(column + 4);
+      sample_pair<T, V, Ahead>(l, right, four, others, column + kAhead, sums);
+    }
+  }
+#endif
   for (; count >= 4; count -= 4, column += 4, sums += 4) sample_group<T, V, 4, Ahead>(l, right, column, sums);
   switch (count) {
     case 3:
@@ -72,15 +126,16 @@ TOPKAST_INLINE void sample_segment(const T* left, const Right& right, const uint
   }
 }
 
-// Some tiles of one block; `left` and `right` say where rows and columns are.
-template <typename T, int V, bool Ahead, typename Left, typename Right>
-void sample_cells(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const Left& left,
-                  const Right& right, Sum<T>* sums) {
+// Some tiles of one block; `left` and `right` say where rows and columns are, the latter by what `columns` has for each
+// element.
+template <typename T, int V, bool Ahead, typename Index, typename Left, typename Right>
+void sample_cells(const Samples& s, const Index* columns, int64_t block, int64_t first_tile, int64_t last_tile,
+                  const Left& left, const Right& right, Sum<T>* sums) {
   const Right r = right.from(block * s.block_columns);
   for (int64_t tile = first_tile; tile < last_tile; ++tile) {
     const int64_t at = tile * s.num_blocks + block;
     const Left l = left.from(tile * s.tile_rows);
-    const uint16_t* column = s.column.data() + s.first_group[at] * Samples::group;
+    const Index* column = columns + s.first_group[at] * Samples::group;
     Sum<T>* out = sums + s.first_group[at] * Samples::group;
     for (int64_t i = s.first_segment[at]; i < s.first_segment[at + 1]; ++i) {
       const Samples::Segment segment = s.segments[i];
@@ -98,8 +153,8 @@ template <typename T, int V, bool Ahead>
 void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
                   Sum<T>* sums) {
   constexpr int64_t width = V * Vector<T>::lanes;
-  sample_cells<T, V, Ahead>(s, block, first_tile, last_tile, Even<const T, width>{left}, Even<const T, width>{right},
-                            sums);
+  sample_cells<T, V, Ahead>(s, s.column.data(), block, first_tile, last_tile, Even<const T, width>{left},
+                            Even<const T, width>{right}, sums);
 }
 
 template <typename T>

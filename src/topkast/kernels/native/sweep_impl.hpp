@@ -13,41 +13,48 @@ namespace TOPKAST_ISA_NAMESPACE {
 
 // y[0..V) += sum of value * x[column]; V vectors of tokens. Short panels take several elements at a time, so that
 // there are always enough independent sums to hide the latency.
-template <typename T, int V, bool Ahead, typename Input>
-TOPKAST_INLINE void accumulate(const Input& x, const uint16_t* column, const T* value, int count, T* y) {
+template <typename T, int V, bool Ahead, typename Index, typename Input>
+TOPKAST_INLINE void accumulate(const Input& x, const Index* column, const T* value, int count, T* y) {
   using vec = typename Vector<T>::type;
   constexpr int chains = V > kSums / 2 ? 1 : kSums / V;
-  auto fetch = [&](int e) {
-    if (Ahead) prefetch_row<T, V>(x.at(column[e + kAhead]));
-  };
+  constexpr int at_once = chains > 4 ? chains : 4;
   vec acc[chains][V];
   for (int v = 0; v < V; ++v) acc[0][v] = reinterpret_cast<const vec*>(y)[v];
   for (int c = 1; c < chains; ++c)
     for (int v = 0; v < V; ++v) acc[c][v] = vec{};
   int e = 0;
-  for (; e + chains <= count; e += chains)
-    for (int c = 0; c < chains; ++c) {
-      fetch(e + c);
-      const vec* row = reinterpret_cast<const vec*>(x.at(column[e + c]));
-      for (int v = 0; v < V; ++v) acc[c][v] += value[e + c] * row[v];
+  auto add = [&](int64_t column, T value, vec* sum) TOPKAST_INLINE_LAMBDA {
+    const vec* row = reinterpret_cast<const vec*>(x.at(column));
+    for (int v = 0; v < V; ++v) sum[v] += value * row[v];
+  };
+  Four<Index> next(column);
+  for (; e + at_once <= count; e += at_once)
+#pragma GCC unroll 8
+    for (int first = 0; first < at_once; first += 4) {
+      if (Ahead) {
+        const Four<Index> later(column + e + first + kAhead);
+        for (int i = 0; i < 4; ++i) prefetch_row<T, V>(x.at(later[i]));
+      }
+      const Four<Index> four = next;
+      next = Four<Index>(column + e + first + 4);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) add(four[i], value[e + first + i], acc[(first + i) % chains]);
     }
-  for (; e < count; ++e) {
-    fetch(e);
-    const vec* row = reinterpret_cast<const vec*>(x.at(column[e]));
-    for (int v = 0; v < V; ++v) acc[0][v] += value[e] * row[v];
-  }
+  for (; e < count; ++e) add(column[e], value[e], acc[0]);
   for (int c = 1; c < chains; ++c)
     for (int v = 0; v < V; ++v) acc[0][v] += acc[c][v];
   for (int v = 0; v < V; ++v) reinterpret_cast<vec*>(y)[v] = acc[0][v];
 }
 
-// One tile of output rows: `in` says where a column of the input is, `out` where a row of the tile is.
-template <typename T, int V, bool Ahead, typename Input, typename Output>
-void sweep_cells(const Sweep& s, int64_t tile, const T* value, const Input& in, const Output& out) {
+// One tile of output rows: `in` says where a column of the input is, by what `columns` has for each element; `out`
+// where a row of the tile is.
+template <typename T, int V, bool Ahead, typename Index, typename Input, typename Output>
+void sweep_cells(const Sweep& s, int64_t tile, const Index* columns, const T* value, const Input& in,
+                 const Output& out) {
   for (int64_t block = 0; block < s.num_blocks; ++block) {
     const int64_t at = tile * s.num_blocks + block;
     const Input x = in.from(block * s.block_columns);
-    const uint16_t* column = s.column.data() + s.first_element[at];
+    const Index* column = columns + s.first_element[at];
     const T* v = value + s.first_element[at];
     for (int64_t i = s.first_segment[at]; i < s.end_segment[at]; ++i) {
       const Sweep::Segment segment = s.segments[i];
@@ -63,7 +70,7 @@ void sweep_cells(const Sweep& s, int64_t tile, const T* value, const Input& in, 
 template <typename T, int V, bool Ahead>
 void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, Sum<T>* y) {
   constexpr int64_t width = V * Vector<T>::lanes;
-  sweep_cells<T, V, Ahead>(s, tile, value, Even<const T, width>{packed}, Even<Sum<T>, width>{y});
+  sweep_cells<T, V, Ahead>(s, tile, s.column.data(), value, Even<const T, width>{packed}, Even<Sum<T>, width>{y});
 }
 
 template <typename T>
