@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from topkast.bench import forward
 from topkast.bench.contenders import WrongResult
 from topkast.bench.profile import PARTS
-from topkast.bench.suites import inference, linear, select, step
+from topkast.bench.suites import dlmc, inference, linear, select, step
 from topkast.bench.suites.step import decoder
 from topkast.core.select import top_k, top_k_portable
 from topkast.kernels.engines import ENGINES
@@ -210,7 +211,7 @@ def test_inference_is_not_timed_if_it_is_wrong(monkeypatch: pytest.MonkeyPatch) 
     def wrong(*args: Any, **options: Any) -> torch.Tensor:
         return right(*args, **options) * 1.01
 
-    monkeypatch.setattr(inference, "missing_onnx", lambda: "not here")
+    monkeypatch.setattr(forward, "missing_onnx", lambda: "not here")
     with monkeypatch.context() as patch:
         patch.setattr(type(ENGINES["native"]), "linear_alone", wrong)
         with pytest.raises(WrongResult, match=r"native at 2 rows, 90/80 %: output is wrong"):
@@ -218,3 +219,25 @@ def test_inference_is_not_timed_if_it_is_wrong(monkeypatch: pytest.MonkeyPatch) 
     report = inference.run(settings, quiet)
     assert report.left_out == {"onnxruntime": "not here"}
     assert "onnxruntime" not in {row["contender"] for row in report.rows}
+
+
+def test_the_dlmc_suite_times_every_shape_and_says_both_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlmc, "SHAPES", (("wide", 16, 64), ("tall", 64, 16)))
+    settings = dlmc.Settings(tokens=8, pairs=((0.6, 0.6), (0.9, 0.9)), repeats=2)
+    lines: list[str] = []
+    report = dlmc.run(settings, lines.append)
+    assert [(row["case"], row["forward_sparsity"], row["contender"]) for row in report.rows] == [
+        (case, sparsity, name)
+        for case in ("wide", "tall")
+        for sparsity in (0.6, 0.9)
+        for name in ("dense", "native", "csr")
+    ]
+    ours = [float(str(row["ratio"])) for row in report.rows if row["contender"] == "native"]
+    (mean,) = (
+        row["ratio"]
+        for row in report.overall
+        if row["contender"] == "native" and row["forward_sparsity"] == 0.9
+    )
+    assert mean == pytest.approx((ours[1] * ours[3]) ** 0.5)
+    assert any(f"arithmetic mean of all {sum(ours) / 4:.2f}×" in line for line in lines)
+    assert report.left_out == {}

@@ -15,7 +15,7 @@ from typing import Any
 from topkast.bench import plot
 from topkast.bench.ratios import EQUAL_PAIRS, Pair
 from topkast.bench.report import Report, environment, headline, read, write
-from topkast.bench.suites import conv, inference, linear, memory, select, step
+from topkast.bench.suites import conv, dlmc, inference, linear, memory, select, step
 from topkast.kernels.engines import ENGINES
 from topkast.store.files import check_target
 from topkast.train.session import Stopped
@@ -27,10 +27,11 @@ _SUITES: dict[str, Any] = {
     "select": select,
     "memory": memory,
     "inference": inference,
+    "dlmc": dlmc,
 }
 # Which suites an option is for; the others are for all.
 _BELONGS = {
-    "tokens": ("linear", "step", "memory", "inference"),
+    "tokens": ("linear", "step", "memory", "inference", "dlmc"),
     "inputs": ("linear", "memory"),
     "outputs": ("linear", "memory"),
     "batch": ("conv", "step"),
@@ -38,12 +39,12 @@ _BELONGS = {
     "width": ("step", "inference"),
     "depth": ("step", "inference"),
     "numel": ("select",),
-    "sparsities": ("linear", "conv", "step", "memory", "inference"),
+    "sparsities": ("linear", "conv", "step", "memory", "inference", "dlmc"),
     "engines": ("linear", "conv"),
     "equal": ("linear",),
     "precision": ("linear",),
     "plot": ("linear",),
-    "repeats": ("linear", "conv", "step", "select", "inference"),
+    "repeats": ("linear", "conv", "step", "select", "inference", "dlmc"),
     "profile": ("step",),
 }
 _SIZES = ("tokens", "inputs", "outputs", "batch", "width", "depth", "numel", "repeats")
