@@ -38,6 +38,7 @@ def test_the_version_and_what_commands_there_are(capsys: pytest.CaptureFixture[s
         (["train", "imagez"], "topkast train: there is no task 'imagez': did you mean images?"),
         (["export", "run", "--format", "onx"], "topkast export: --format has no 'onx': did you mean onnx?"),
         (["xyzzy"], "topkast: there is no command 'xyzzy': there are train, compare"),
+        (["eval", "run", "other"], "topkast: unrecognized arguments: other"),
     ],
 )
 def test_a_misspelt_name_is_answered_with_the_nearest_in_one_line(
@@ -49,6 +50,13 @@ def test_a_misspelt_name_is_answered_with_the_nearest_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
+
+
+def test_a_list_may_go_on_behind_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "text", "dense", "--lr", "0.1", "static:0.9", "nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().err  # behind a flag, and a contender all the same
+    assert main(["tune", "text", "dense", "--lr", "0", "static:0.9"]) == 2
+    assert "--lr must be above 0" in capsys.readouterr().err
 
 
 def test_an_error_names_the_flag_only_if_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,14 +28,28 @@ class Parser(argparse.ArgumentParser):
         """As `parse_args`; a flag that is not known is named with the nearest one of its command."""
         words = sys.argv[1:] if words is None else words
         self._check_flags(words)
-        return self.parse_args(words)
+        options, left = self.parse_known_args(words)
+        if left:
+            self._add_to_list(options, left)
+        return options
+
+    def _add_to_list(self, options: argparse.Namespace, left: list[str]) -> None:
+        """Adds words to the list a command takes: argparse ends such a list at the first flag behind it."""
+        command = next((c for name, c in self._commands().items() if name == options.command), self)
+        lists = [a.dest for a in command._actions if not a.option_strings and a.nargs in ("*", "+")]
+        if not lists or any(word.startswith("-") for word in left):
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        getattr(options, lists[0]).extend(left)
+
+    def _commands(self) -> dict[str, Parser]:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                return action.choices
+        return {}
 
     def _check_flags(self, words: Sequence[str]) -> None:
         # Before all else: argparse would take what comes after such a flag for something else.
-        commands: dict[str, Parser] = {}
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                commands = action.choices
+        commands = self._commands()
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for index, word in enumerate(words):
             flag = word.partition("=")[0]
