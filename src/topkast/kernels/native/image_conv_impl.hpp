@@ -45,25 +45,75 @@ struct Images {
   }
 };
 
-// Calls f(packed group, its number, task) for all groups and tasks; called by all threads of a parallel region. A
-// thread does whole groups by itself, so that it reads nothing that another core has packed (which takes up to 1.7
-// times as long, depending on where the cores are). The groups that are left when there are too few for all threads are
-// shared.
+// Asks for what a group of bands is packed from, while something else is computed: some rows of an image now and then,
+// so that so many calls ask for all. Rows that two bands share are asked for once.
+template <typename T>
+class GroupAsker {
+ public:
+  GroupAsker() = default;
+  GroupAsker(const Images<T>& images, int64_t group, int64_t calls) {
+    if (group >= images.bands.groups(lanes)) return;
+    const Layout& n = images.n;
+    ImageBand band[lanes] = {};
+    count_ = images.bands.of(group, lanes, band);
+    const int64_t first = band[0].first_row * n.row.stride, rows = images.bands.rows * n.row.stride;
+    const int64_t numbers = smaller(rows, n.row.size - smaller(first, n.row.size)) * n.column.size;
+    for (int64_t i = 0; i < count_; ++i)
+      from_[i] = images.data + band[i].image * images.planes * images.plane_size +
+                 smaller(band[i].first_row * n.row.stride, n.row.size) * n.column.size;
+    pieces_ = divided_up(numbers, at_once);
+    plane_size_ = images.plane_size;
+    left_ = pieces_ > 0 ? images.planes : 0;
+    const int64_t wanted = left_ * pieces_ * count_;
+    if (wanted > 0) every_ = larger(1, calls / wanted);
+  }
+  TOPKAST_INLINE void operator()() {
+    if (left_ <= 0 || ++since_ < every_) return;
+    since_ = 0;
+    for (int64_t k = 0; k < at_once; k += 64 / int64_t(sizeof(T)))
+      __builtin_prefetch(from_[band_] + offset_ + piece_ * at_once + k, 0, 2);
+    if (++band_ < count_) return;
+    band_ = 0;
+    if (++piece_ < pieces_) return;
+    piece_ = 0, offset_ += plane_size_, --left_;
+  }
+  bool is_done() const { return left_ <= 0; }
+
+ private:
+  static constexpr int64_t lanes = Vector<T>::lanes, at_once = 256 / int64_t(sizeof(T));
+  const T* from_[lanes];
+  int64_t count_ = 0, pieces_ = 0, plane_size_ = 0, left_ = 0, every_ = 1;
+  int64_t since_ = 0, band_ = 0, piece_ = 0, offset_ = 0;
+};
+
+// Asks for what two groups are packed from.
+template <typename T>
+struct PairAsker {
+  GroupAsker<T> first, second;
+  TOPKAST_INLINE void operator()() { first.is_done() ? second() : first(); }
+};
+
+// Calls f(packed group, its number, task, meanwhile) for all groups and tasks, which call `meanwhile` so many times for
+// a group; called by all threads of a parallel region. A thread does whole groups by itself, so that it reads nothing
+// that another core has packed (which takes up to 1.7 times as long, depending on where the cores are). The groups that
+// are left when there are too few for all threads are shared.
 template <typename T, typename F>
-void for_groups(const Images<T>& images, int64_t shared, int64_t tasks, F&& f) {
+void for_groups(const Images<T>& images, int64_t shared, int64_t tasks, int64_t calls, F&& f) {
   thread_local Scratch<T> scratch;
   const int64_t groups = images.bands.groups(Vector<T>::lanes), whole = groups - shared;
 #pragma omp for schedule(dynamic) nowait
   for (int64_t number = 0; number < whole; ++number) {
     T* own = scratch.get(images.group_size());
     images.pack(number, 0, images.planes, own);
-    for (int64_t task = 0; task < tasks; ++task) f(own, number, task);
+    GroupAsker<T> asker(images, number + omp_get_num_threads(), calls);  // its next one, if threads keep step
+    for (int64_t task = 0; task < tasks; ++task) f(own, number, task, asker);
   }
   if (shared == 0) return;
   images.pack_groups(whole, shared);
+  GroupAsker<T> nothing;
 #pragma omp for schedule(dynamic) collapse(2)
   for (int64_t i = 0; i < shared; ++i)
-    for (int64_t task = 0; task < tasks; ++task) f(images.group(i), whole + i, task);
+    for (int64_t task = 0; task < tasks; ++task) f(images.group(i), whole + i, task, nothing);
 }
 
 template <typename T>
@@ -119,14 +169,14 @@ inline bool is_beyond_l1(const Conv& g, int64_t block_columns, int64_t width) {
 // A tile for one strip of outputs, of which there are `width` vectors.
 template <typename T, typename Index, typename Input, typename Output>
 void sweep_strip(const Sweep& s, int64_t tile, const Index* columns, const T* value, const Input& in, const Output& out,
-                 int64_t width, bool ahead) {
+                 int64_t width, bool ahead, GroupAsker<T>& meanwhile) {
   with_width<kStrip>(width, [&](auto number) {
     constexpr int V = decltype(number)::value;
     constexpr bool is_wide = V > kStrip / 2;
     if (is_wide && ahead)
-      sweep_cells<T, V, is_wide>(s, tile, columns, value, in, out);
+      sweep_cells<T, V, is_wide>(s, tile, columns, value, in, out, meanwhile);
     else
-      sweep_cells<T, V, false>(s, tile, columns, value, in, out);
+      sweep_cells<T, V, false>(s, tile, columns, value, in, out, meanwhile);
   });
 }
 
@@ -136,7 +186,7 @@ constexpr int64_t kOutputsAtOnce = 48;
 // All tiles for `rows` rows of a group from row `first` on, by one thread.
 template <typename T>
 void finish_rows(const Sweep& s, const Conv& g, const Images<T>& x, const T* group, int64_t number, int64_t first,
-                 int64_t rows, const uint32_t* offsets, const T* value, const T* bias, T* y) {
+                 int64_t rows, const uint32_t* offsets, const T* value, const T* bias, T* y, GroupAsker<T>& meanwhile) {
   constexpr int64_t lanes = Vector<T>::lanes;
   thread_local Scratch<T> tile_scratch, copies;
   const int64_t columns = x.bands.columns, size = rows * columns * lanes;
@@ -151,7 +201,7 @@ void finish_rows(const Sweep& s, const Conv& g, const Images<T>& x, const T* gro
         const int64_t column = strips.first(strip), width = strips.width(strip);
         const Offset<const T, lanes> in{x.at(group, first + row, column)};
         const Apart<T> out{tile_y + (row * columns + column) * lanes, size};
-        sweep_strip(s, tile, offsets, value, in, out, width, is_beyond_l1(g, s.block_columns, width));
+        sweep_strip(s, tile, offsets, value, in, out, width, is_beyond_l1(g, s.block_columns, width), meanwhile);
       }
     for (int64_t r = 0; r < tile_rows; ++r)
       unpack_outputs(x.bands, number, first, rows, tile_y + r * size, room, y + (first_row + r) * g.pixels(),
@@ -175,10 +225,13 @@ void image_conv(const Sweep& s, const Conv& g, const T* values, const T* x, cons
   {
     gather_values(s, values, value);
     find_offsets(s, table, offsets);
-    for_groups(images, shared, divided_up(bands.rows, rows), [&](const T* group, int64_t number, int64_t task) {
-      const int64_t first = task * rows;
-      finish_rows(s, g, images, group, number, first, smaller(rows, bands.rows - first), offsets, value, bias, y);
-    });
+    const int64_t calls = bands.rows * Strips(bands.columns, kStrip).count * s.segments.size();
+    for_groups(images, shared, divided_up(bands.rows, rows), calls,
+               [&](const T* group, int64_t number, int64_t task, GroupAsker<T>& meanwhile) {
+                 const int64_t first = task * rows;
+                 finish_rows(s, g, images, group, number, first, smaller(rows, bands.rows - first), offsets, value,
+                             bias, y, meanwhile);
+               });
     finish_writes();
   }
 }
@@ -214,21 +267,23 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
     const Columns<T> columns(n, places, zeros);
     T* room = copies.get(g.width * lanes);
     gather_values(s, values, value);
-    for_groups(images, shared, s.num_tiles, [&](const T* group, int64_t number, int64_t tile) {
-      const int64_t first_row = tile * s.tile_rows, rows = smaller(s.tile_rows, s.num_rows - first_row);
-      const int64_t first = first_row / g.taps(), channels = rows / g.taps();
-      fill(tile_dx, tile_dx + channels * plane, T(0));
-      for (int64_t out_row = 0; out_row < m.row_places; ++out_row)
-        for (int64_t strip = 0; strip < strips.count; ++strip) {
-          const int64_t out_column = strips.first(strip);
-          const Apart<const T> in{images.at(group, out_row, out_column), m.plane() * lanes};
-          const Listed<T, lanes> out{tile_dx + (out_row * n.row_size() + out_column) * lanes, table};
-          sweep_strip(s, tile, s.column.data(), value, in, out, strips.width(strip), ahead);
-        }
-      for (int64_t c = 0; c < channels; ++c)
-        unpack_inputs(n, bands, number, tile_dx + c * plane, columns, room, dx + (first + c) * g.height * g.width,
-                      image_size);
-    });
+    const int64_t calls = m.row_places * strips.count * s.segments.size();
+    for_groups(images, shared, s.num_tiles, calls,
+               [&](const T* group, int64_t number, int64_t tile, GroupAsker<T>& meanwhile) {
+                 const int64_t first_row = tile * s.tile_rows, rows = smaller(s.tile_rows, s.num_rows - first_row);
+                 const int64_t first = first_row / g.taps(), channels = rows / g.taps();
+                 fill(tile_dx, tile_dx + channels * plane, T(0));
+                 for (int64_t out_row = 0; out_row < m.row_places; ++out_row)
+                   for (int64_t strip = 0; strip < strips.count; ++strip) {
+                     const int64_t out_column = strips.first(strip);
+                     const Apart<const T> in{images.at(group, out_row, out_column), m.plane() * lanes};
+                     const Listed<T, lanes> out{tile_dx + (out_row * n.row_size() + out_column) * lanes, table};
+                     sweep_strip(s, tile, s.column.data(), value, in, out, strips.width(strip), ahead, meanwhile);
+                   }
+                 for (int64_t c = 0; c < channels; ++c)
+                   unpack_inputs(n, bands, number, tile_dx + c * plane, columns, room,
+                                 dx + (first + c) * g.height * g.width, image_size);
+               });
     finish_writes();
   }
 }
@@ -237,7 +292,7 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
 template <typename T>
 void sample_group_of_bands(const Samples& s, const Conv& g, const Images<T>& dy, const T* dy_group, const Images<T>& x,
                            const T* x_group, const uint32_t* offsets, int64_t block, int64_t tile, int64_t last,
-                           T* sums) {
+                           T* sums, PairAsker<T>& meanwhile) {
   constexpr int64_t lanes = Vector<T>::lanes;
   const Strips strips(x.bands.columns, kStrip);
   for (int64_t row = 0; row < x.bands.rows; ++row)
@@ -250,9 +305,9 @@ void sample_group_of_bands(const Samples& s, const Conv& g, const Images<T>& dy,
         constexpr int V = decltype(number)::value;
         constexpr bool is_wide = V > kStrip / 2;
         if (is_wide && ahead)
-          sample_cells<T, V, is_wide>(s, offsets, block, tile, last, left, right, sums);
+          sample_cells<T, V, is_wide>(s, offsets, block, tile, last, left, right, sums, meanwhile);
         else
-          sample_cells<T, V, false>(s, offsets, block, tile, last, left, right, sums);
+          sample_cells<T, V, false>(s, offsets, block, tile, last, left, right, sums, meanwhile);
       });
     }
 }
@@ -276,6 +331,7 @@ void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy,
 #pragma omp parallel num_threads(num_threads)
   {
     find_offsets(s, table, offsets);
+    const int64_t calls = bands.rows * Strips(bands.columns, kStrip).count * s.segments.size();
     if (by_lane) {
       thread_local Scratch<T> own_left_scratch, own_right_scratch;
       T* own_left = own_left_scratch.get(left.group_size());
@@ -286,12 +342,14 @@ void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy,
         for (int64_t i = lanes.first(lane); i < lanes.first(lane + 1); ++i) {
           left.pack(i, 0, left.planes, own_left);
           right.pack(i, 0, right.planes, own_right);
+          PairAsker<T> asker{{left, i + 1, calls / 2}, {right, i + 1, calls / 2}};
           for (int64_t block = 0; block < s.num_blocks; ++block)
             sample_group_of_bands(s, g, left, own_left, right, own_right, offsets, block, 0, s.num_tiles,
-                                  sums.lane(lane));
+                                  sums.lane(lane), asker);
         }
       }
     } else {
+      PairAsker<T> nothing;
       start_sums(sums, lanes);
       const int64_t step = larger(1, s.num_tiles / (2 * omp_get_num_threads()));
       for (int64_t g0 = 0; g0 < groups; g0 += together) {
@@ -303,7 +361,7 @@ void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy,
           for (int64_t block = 0; block < s.num_blocks; ++block)
             for (int64_t i = 0; i < count; ++i)
               sample_group_of_bands(s, g, left, left.group(i), right, right.group(i), offsets, block, tile,
-                                    smaller(s.num_tiles, tile + step), sums.lane(lanes.of(g0 + i)));
+                                    smaller(s.num_tiles, tile + step), sums.lane(lanes.of(g0 + i)), nothing);
       }
     }
     collect_sums(s, sums, lanes, dvalues);

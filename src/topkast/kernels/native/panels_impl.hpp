@@ -299,6 +299,11 @@ struct Offset {
   Offset from(int64_t) const { return *this; }
 };
 
+// Something to be done between segments: by default nothing.
+struct Nothing {
+  TOPKAST_INLINE void operator()() const {}
+};
+
 // Four numbers of a list, in two loads or one: loads of single numbers take turns with those of vectors, of which the
 // inner loops have as many as there can be. (Zen 5, multiply-adds of 8 rows of 7 vectors: 47 cycles, so 35.)
 template <typename Index>

@@ -20,8 +20,10 @@ struct PixelOutput {
   const Conv& to;
   T* out;
   bool past() const { return to.batch * to.channels * to.height * to.width * int64_t(sizeof(T)) >= kPastCaches; }
-  // All tiles of the panels that `inputs` has packed, by the calling thread.
-  void finish(const PixelMaps<T>& inputs, int64_t first_panel, const T* packed, int64_t packed_size) const {
+  // All tiles of the panels that `inputs` has packed, by the calling thread. `meanwhile` is called now and then.
+  template <typename Meanwhile>
+  void finish(const PixelMaps<T>& inputs, int64_t first_panel, const T* packed, int64_t packed_size,
+              Meanwhile&& meanwhile) const {
     thread_local Scratch<T> scratch;
     thread_local MapScratch maps[kMostPanels];
     const int64_t count = inputs.count(), tile_size = s.tile_rows * Vector<T>::panel;
@@ -31,7 +33,7 @@ struct PixelOutput {
       const int64_t first_row = tile * s.tile_rows, rows = smaller(s.tile_rows, s.num_rows - first_row);
       for (int64_t i = 0; i < count; ++i) {
         start_tile(bias ? bias + first_row : nullptr, rows, inputs.width(i), tile_y + i * tile_size);
-        sweep_tile(s, tile, value, packed + i * packed_size, inputs.width(i), tile_y + i * tile_size);
+        sweep_tile(s, tile, value, packed + i * packed_size, inputs.width(i), tile_y + i * tile_size, meanwhile);
       }
       outputs.unpack(tile_y, tile_size, first_row, rows, past(), out);
     }
@@ -51,7 +53,7 @@ void pixel_product(const Sweep& s, const Conv& from, const Conv& to, const T* va
 #pragma omp parallel num_threads(num_threads)
   {
     thread_local Scratch<T> packed_scratch;
-    thread_local MapScratch maps[kMostPanels];
+    thread_local MapScratch maps[kMostPanels], next_maps[kMostPanels];
     const int64_t packed_size = s.num_columns * Vector<T>::panel;
     T* packed = packed_scratch.get(at_once * packed_size);
     gather_values(s, values, value);
@@ -59,7 +61,12 @@ void pixel_product(const Sweep& s, const Conv& from, const Conv& to, const T* va
     for (int64_t panel = 0; panel < panels; panel += at_once) {
       const PixelMaps<T> inputs(from, panel, smaller(at_once, panels - panel), maps);
       inputs.pack(in, s.num_columns, packed, packed_size);
-      output.finish(inputs, panel, packed, packed_size);
+      // What this thread takes next, if threads keep step.
+      const int64_t next = panel + at_once * num_threads;
+      const PixelMaps<T> coming(from, smaller(next, panels), smaller(at_once, panels - smaller(next, panels)),
+                                next_maps);
+      output.finish(inputs, panel, packed, packed_size,
+                    typename PixelMaps<T>::Asker(coming, in, s.num_columns, inputs.count() * s.segments.size()));
     }
     finish_writes();
   }
@@ -109,13 +116,15 @@ void pixel_backward(const Sweep& s, const Samples& m, const Conv& g, const T* va
   const PixelOutput<T> input_grad{s, value, nullptr, g, dx};
 #pragma omp parallel num_threads(num_threads)
   {
-    thread_local MapScratch left_maps[kMostPanels], right_maps[kMostPanels];
-    // Packs `count` panels from panel i on; what is found of dx on the way is written.
+    thread_local MapScratch left_maps[kMostPanels], right_maps[kMostPanels], next_maps[kMostPanels];
+    // Packs `count` panels from panel i on; what is found of dx on the way is written, and x asked for meanwhile.
     auto pack_both = [&](int64_t i, int64_t count, T* left, T* right) {
-      const PixelMaps<T> outputs(planes(g, m.num_rows), i, count, left_maps);
+      const PixelMaps<T> outputs(planes(g, m.num_rows), i, count, left_maps), inputs(g, i, count, right_maps);
       outputs.pack(dy, m.num_rows, left, left_size);
-      if (dx) input_grad.finish(outputs, i, left, left_size);
-      PixelMaps<T>(g, i, count, right_maps).pack(x, m.num_columns, right, right_size);
+      if (dx)
+        input_grad.finish(outputs, i, left, left_size,
+                          typename PixelMaps<T>::Asker(inputs, x, m.num_columns, count * s.segments.size()));
+      inputs.pack(x, m.num_columns, right, right_size);
     };
     // What is to be multiplied for panel i, and where the products go.
     auto pair = [&](int64_t i, const T* left, const T* right) {
@@ -133,8 +142,10 @@ void pixel_backward(const Sweep& s, const Samples& m, const Conv& g, const T* va
         for (int64_t i = lanes.first(lane); i < end; i += at_once) {
           const int64_t count = smaller(at_once, end - i);
           pack_both(i, count, left, right);
+          const PixelMaps<T> coming(planes(g, m.num_rows), i + count, smaller(at_once, end - i - count), next_maps);
+          typename PixelMaps<T>::Asker asker(coming, dy, m.num_rows, count * m.segments.size());
           for (int64_t k = 0; k < count; ++k)
-            sample_panel(m, pair(i + k, left + k * left_size, right + k * right_size));
+            sample_panel(m, pair(i + k, left + k * left_size, right + k * right_size), asker);
         }
       }
       finish_writes();

@@ -257,7 +257,37 @@ class PixelMaps {
     }
   }
 
+  // Asks for these channels of x while something else is computed: a run of pixels now and then, so that so many calls
+  // ask for all.
+  class Asker {
+   public:
+    Asker(const PixelMaps& maps, const T* x, int64_t channels, int64_t calls)
+        : maps_(maps), x_(x), left_(maps.num_pieces() == 0 ? 0 : channels) {
+      const int64_t wanted = left_ * maps.num_pieces();
+      if (wanted > 0) every_ = calls / wanted < 1 ? 1 : calls / wanted;
+    }
+    TOPKAST_INLINE void operator()() {
+      if (left_ <= 0 || ++since_ < every_) return;
+      since_ = 0;
+      maps_.ask_for(x_, piece_);
+      if (++piece_ < maps_.num_pieces()) return;
+      piece_ = 0, --left_, x_ += maps_.plane_;
+    }
+
+   private:
+    const PixelMaps& maps_;
+    const T* x_;
+    int64_t left_, piece_ = 0, every_ = 1, since_ = 0;
+  };
+
  private:
+  int64_t num_pieces() const { return is_plain_ ? num_runs_ : count_; }
+  // One run, or one panel, of the channel at `plane`.
+  TOPKAST_INLINE void ask_for(const T* plane, int64_t piece) const {
+    if (!is_plain_) return maps_[piece].ask_for(plane, 0);
+    const T* from = plane + runs_[piece].from;
+    for (int64_t i = 0; i < runs_[piece].length; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + i, 0, 2);
+  }
   template <typename P>
   static P* at(P* packed, int64_t panel_size, const Run& run, int64_t channel) {
     return packed + run.panel * panel_size + channel * run.width + run.token;

@@ -127,10 +127,10 @@ TOPKAST_INLINE void sample_segment(const T* left, const Right& right, const Inde
 }
 
 // Some tiles of one block; `left` and `right` say where rows and columns are, the latter by what `columns` has for each
-// element.
-template <typename T, int V, bool Ahead, typename Index, typename Left, typename Right>
+// element. `meanwhile` is called once for each segment.
+template <typename T, int V, bool Ahead, typename Index, typename Left, typename Right, typename Meanwhile = Nothing>
 void sample_cells(const Samples& s, const Index* columns, int64_t block, int64_t first_tile, int64_t last_tile,
-                  const Left& left, const Right& right, Sum<T>* sums) {
+                  const Left& left, const Right& right, Sum<T>* sums, Meanwhile&& meanwhile = {}) {
   const Right r = right.from(block * s.block_columns);
   for (int64_t tile = first_tile; tile < last_tile; ++tile) {
     const int64_t at = tile * s.num_blocks + block;
@@ -141,6 +141,7 @@ void sample_cells(const Samples& s, const Index* columns, int64_t block, int64_t
       const Samples::Segment segment = s.segments[i];
       prefetch_row<T, V>(l.at(s.segments[i + 1].row));
       const int groups = (segment.count + Samples::group - 1) / Samples::group;
+      meanwhile();
       sample_segment<T, V, Ahead>(l.at(segment.row), r, column, segment.count, out);
       column += groups * Samples::group;
       out += groups * Samples::group;
@@ -149,24 +150,24 @@ void sample_cells(const Samples& s, const Index* columns, int64_t block, int64_t
 }
 
 // Some tiles of one block, for one panel.
-template <typename T, int V, bool Ahead>
+template <typename T, int V, bool Ahead, typename Meanwhile>
 void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
-                  Sum<T>* sums) {
+                  Sum<T>* sums, Meanwhile&& meanwhile) {
   constexpr int64_t width = V * Vector<T>::lanes;
   sample_cells<T, V, Ahead>(s, s.column.data(), block, first_tile, last_tile, Even<const T, width>{left},
-                            Even<const T, width>{right}, sums);
+                            Even<const T, width>{right}, sums, meanwhile);
 }
 
-template <typename T>
+template <typename T, typename Meanwhile>
 void sample_block(const Samples& s, int64_t block, int64_t first_tile, int64_t last_tile, const T* left, const T* right,
-                  int64_t width, Sum<T>* sums) {
+                  int64_t width, Sum<T>* sums, Meanwhile&& meanwhile) {
   const bool ahead = s.block_columns * width * int64_t(sizeof(T)) > kL1;
   with_vectors<kPanel>(width / Vector<T>::lanes, [&](auto vectors) {
     constexpr int V = decltype(vectors)::value;
     if (ahead && V == kPanel)
-      sample_block<T, V, V == kPanel>(s, block, first_tile, last_tile, left, right, sums);
+      sample_block<T, V, V == kPanel>(s, block, first_tile, last_tile, left, right, sums, meanwhile);
     else
-      sample_block<T, V, false>(s, block, first_tile, last_tile, left, right, sums);
+      sample_block<T, V, false>(s, block, first_tile, last_tile, left, right, sums, meanwhile);
   });
 }
 
@@ -219,22 +220,23 @@ Lanes lanes_for(const Samples& s, int64_t panels, int64_t least_panels = 2) {
 
 // Up to four tiles (256 rows) are taken at a time. Columns and sums of a block are still near when the next panel needs
 // them.
-template <typename T, typename F>
-void sample_tiles(const Samples& s, int64_t first_tile, int64_t last_tile, int64_t count, F&& pair) {
+template <typename T, typename F, typename Meanwhile = Nothing>
+void sample_tiles(const Samples& s, int64_t first_tile, int64_t last_tile, int64_t count, F&& pair,
+                  Meanwhile&& meanwhile = {}) {
   for (int64_t block = 0; block < s.num_blocks; ++block)
     for (int64_t i = 0; i < count; ++i) {
       const Pair<T> p = pair(i);
-      sample_block(s, block, first_tile, last_tile, p.left, p.right, p.width, p.sums);
+      sample_block(s, block, first_tile, last_tile, p.left, p.right, p.width, p.sums, meanwhile);
     }
 }
 
 constexpr int64_t kTilesAtOnce = 4;
 
 // All tiles and blocks for one panel, by the calling thread.
-template <typename T>
-void sample_panel(const Samples& s, const Pair<T>& pair) {
+template <typename T, typename Meanwhile = Nothing>
+void sample_panel(const Samples& s, const Pair<T>& pair, Meanwhile&& meanwhile = {}) {
   for (int64_t tile = 0; tile < s.num_tiles; tile += kTilesAtOnce)
-    sample_tiles<T>(s, tile, smaller(tile + kTilesAtOnce, s.num_tiles), 1, [&](int64_t) { return pair; });
+    sample_tiles<T>(s, tile, smaller(tile + kTilesAtOnce, s.num_tiles), 1, [&](int64_t) { return pair; }, meanwhile);
 }
 
 // All tiles and blocks for some panels in order, pair(i) being a Pair; called by all threads of a parallel region. Who

@@ -47,10 +47,10 @@ TOPKAST_INLINE void accumulate(const Input& x, const Index* column, const T* val
 }
 
 // One tile of output rows: `in` says where a column of the input is, by what `columns` has for each element; `out`
-// where a row of the tile is.
-template <typename T, int V, bool Ahead, typename Index, typename Input, typename Output>
-void sweep_cells(const Sweep& s, int64_t tile, const Index* columns, const T* value, const Input& in,
-                 const Output& out) {
+// where a row of the tile is. `meanwhile` is called once for each segment.
+template <typename T, int V, bool Ahead, typename Index, typename Input, typename Output, typename Meanwhile = Nothing>
+void sweep_cells(const Sweep& s, int64_t tile, const Index* columns, const T* value, const Input& in, const Output& out,
+                 Meanwhile&& meanwhile = {}) {
   for (int64_t block = 0; block < s.num_blocks; ++block) {
     const int64_t at = tile * s.num_blocks + block;
     const Input x = in.from(block * s.block_columns);
@@ -59,6 +59,7 @@ void sweep_cells(const Sweep& s, int64_t tile, const Index* columns, const T* va
     for (int64_t i = s.first_segment[at]; i < s.end_segment[at]; ++i) {
       const Sweep::Segment segment = s.segments[i];
       prefetch_row<Sum<T>, V* int(sizeof(Sum<T>) / sizeof(T))>(out.at(s.segments[i + 1].row));
+      meanwhile();
       accumulate<T, V, Ahead>(x, column, v, segment.count, out.at(segment.row));
       column += segment.count;
       v += segment.count;
@@ -67,21 +68,23 @@ void sweep_cells(const Sweep& s, int64_t tile, const Index* columns, const T* va
 }
 
 // One tile of output rows for one packed panel; y is tile_rows x width.
-template <typename T, int V, bool Ahead>
-void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, Sum<T>* y) {
+template <typename T, int V, bool Ahead, typename Meanwhile>
+void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, Sum<T>* y, Meanwhile&& meanwhile) {
   constexpr int64_t width = V * Vector<T>::lanes;
-  sweep_cells<T, V, Ahead>(s, tile, s.column.data(), value, Even<const T, width>{packed}, Even<Sum<T>, width>{y});
+  sweep_cells<T, V, Ahead>(s, tile, s.column.data(), value, Even<const T, width>{packed}, Even<Sum<T>, width>{y},
+                           meanwhile);
 }
 
-template <typename T>
-void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, int64_t width, Sum<T>* y) {
+template <typename T, typename Meanwhile = Nothing>
+void sweep_tile(const Sweep& s, int64_t tile, const T* value, const T* packed, int64_t width, Sum<T>* y,
+                Meanwhile&& meanwhile = {}) {
   const bool ahead = s.block_columns * width * int64_t(sizeof(T)) > kL1;
   with_vectors<kPanel>(width / Vector<T>::lanes, [&](auto vectors) {
     constexpr int V = decltype(vectors)::value;
     if (ahead && V == kPanel)
-      sweep_tile<T, V, V == kPanel>(s, tile, value, packed, y);
+      sweep_tile<T, V, V == kPanel>(s, tile, value, packed, y, meanwhile);
     else
-      sweep_tile<T, V, false>(s, tile, value, packed, y);
+      sweep_tile<T, V, false>(s, tile, value, packed, y, meanwhile);
   });
 }
 
