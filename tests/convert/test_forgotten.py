@@ -104,10 +104,19 @@ def test_the_penalty_is_reminded_of_once_at_the_first_refresh() -> None:
     with pytest.warns(topkast.NoPenaltyWarning, match=r"`1e-4 \* sparse.penalty\(\)`") as seen:
         train("never")
     assert len(seen) == 1
+    assert "under_adam" not in str(seen[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for asked in ("loss", "gradient", "off"):
             train(asked)
+
+
+def test_who_trains_with_adam_is_told_of_the_settings_for_it() -> None:
+    model, sparse = setup(refresh_every=1)
+    optimizer = sparse.attach(torch.optim.AdamW(model.parameters(), lr=0.1))
+    loss_of(model).backward()
+    with pytest.warns(topkast.NoPenaltyWarning, match=r"With AdamW, `topkast.TopKAST.under_adam\(…\)`"):
+        optimizer.step()
 
 
 def test_refreshing_by_hand_beside_an_unattached_optimizer_is_refused() -> None:

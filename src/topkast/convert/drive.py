@@ -183,7 +183,7 @@ class Driver:
             self.exchange([*due, *early], explored, compared=due)
             for name in early:
                 self.weights[name].early.add_(1)
-            self.reminders.after_refresh()
+            self.reminders.after_refresh(attachment.optimizer)
         for weight in attachment.weights.values():
             weight.tape = None
 

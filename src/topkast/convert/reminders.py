@@ -74,15 +74,21 @@ class Reminders:
             stacklevel=2,
         )
 
-    def after_refresh(self) -> None:
-        """Called after refreshes that an optimizer has driven."""
+    def after_refresh(self, optimizer: Any) -> None:
+        """Called after refreshes that this optimizer has driven."""
         if self.expects_penalty:
             self.expects_penalty = False
+            name = type(optimizer).__name__
+            better = (
+                f" With {name}, `topkast.TopKAST.under_adam(…)` learns better and applies the penalty itself."
+                if "adam" in name.lower()
+                else ""
+            )
             warnings.warn(
                 "the first refresh is done, and the exploration penalty was never asked for: add "
                 "`1e-4 * sparse.penalty()` to the loss, as the paper does, so that a weight stays in A only "
-                "while it is large enough. To train without it: `sparse.expects_penalty = False`, or "
-                "warnings.simplefilter('ignore', topkast.NoPenaltyWarning)",
+                f"while it is large enough.{better} To train without it: `sparse.expects_penalty = False`, "
+                "or warnings.simplefilter('ignore', topkast.NoPenaltyWarning)",
                 NoPenaltyWarning,
                 stacklevel=2,
             )
