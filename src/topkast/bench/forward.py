@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from topkast.bench.contenders import WrongResult, compare
-from topkast.bench.ratios import Pair
+from topkast.bench.ratios import Pair, sparsities
 from topkast.bench.timing import Timing, time_in_turns
 from topkast.convert import densify, sparsify
 from topkast.convert.onnx import check_onnx, to_onnx
@@ -66,6 +66,24 @@ def measure_forward(
                 left_out[f"{name} at {where}"] = str(error)
                 del field[name]
         return time_in_turns(field, repeats, pause=_PAUSE if "onnxruntime" in field else 0.0)
+
+
+def forward_records(
+    case: str, sizes: dict[str, int], pair: Pair, timings: dict[str, Timing]
+) -> list[dict[str, object]]:
+    """What reports keep of these timings; the ideal is by FLOPs."""
+    return [
+        {
+            "case": case,
+            **sizes,
+            **sparsities(pair),
+            "contender": contender,
+            **timing.as_record(),
+            "ratio": timings["dense"].ratio_to(timing),
+            "ideal": 1 / (1 - pair[0]),
+        }
+        for contender, timing in timings.items()
+    ]
 
 
 def _ours(base: nn.Module, pair: Pair, engine: str, x: Tensor) -> Callable[[], Tensor]:

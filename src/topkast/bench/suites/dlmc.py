@@ -14,10 +14,9 @@ from statistics import geometric_mean
 import torch
 from torch import nn
 
-from topkast.bench.forward import measure_forward
+from topkast.bench.forward import forward_records, measure_forward
 from topkast.bench.ratios import Pair, Say, Table, show_pair, sparsities
 from topkast.bench.report import Report
-from topkast.bench.timing import Timing
 from topkast.text import times
 
 # Columns and rows. A convolution is the matrix on its patches: channels × height × width of the kernel.
@@ -71,7 +70,8 @@ def run(settings: Settings, say: Say) -> Report:
                 repeats=settings.repeats,
                 left_out=report.left_out,
             )
-            report.rows += _records(name, inputs, outputs, settings.tokens, pair, timings)
+            sizes = {"inputs": inputs, "outputs": outputs, "tokens": settings.tokens}
+            report.rows += forward_records(name, sizes, pair, timings)
             for contender in ratios.keys() & timings.keys():
                 ratios[contender].append(timings["dense"].ratio_to(timings[contender]))
         for contender, row in ratios.items():
@@ -97,22 +97,3 @@ def _overall(
     every = [ratio for row in rows for ratio in row]
     plain = times(sum(every) / len(every))
     say(f"{contender}: arithmetic mean of all {plain}, geometric mean {times(geometric_mean(every))}")
-
-
-def _records(
-    name: str, inputs: int, outputs: int, tokens: int, pair: Pair, timings: dict[str, Timing]
-) -> list[dict[str, object]]:
-    return [
-        {
-            "case": name,
-            "inputs": inputs,
-            "outputs": outputs,
-            "tokens": tokens,
-            **sparsities(pair),
-            "contender": contender,
-            **timing.as_record(),
-            "ratio": timings["dense"].ratio_to(timing),
-            "ideal": 1 / (1 - pair[0]),
-        }
-        for contender, timing in timings.items()
-    ]

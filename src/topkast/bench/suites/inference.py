@@ -11,8 +11,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from topkast.bench.forward import measure_forward
-from topkast.bench.ratios import PAIRS, Pair, Say, Table, show_pair, sparsities
+from topkast.bench.forward import forward_records, measure_forward
+from topkast.bench.ratios import PAIRS, Pair, Say, Table, show_pair
 from topkast.bench.report import Report
 from topkast.bench.timing import Timing
 from topkast.text import times
@@ -60,7 +60,7 @@ def run(settings: Settings, say: Say) -> Report:
                 repeats=settings.repeats,
                 left_out=report.left_out,
             )
-            report.rows += _records(name, rows, pair, timings)
+            report.rows += forward_records(name, {"tokens": rows}, pair, timings)
             say(table.line(show_pair(pair), _cells(pair, timings)))
     for who, why in report.left_out.items():
         say(f"left out: {who}: {why}")
@@ -81,21 +81,6 @@ def perceptron(sizes: list[int]) -> nn.Sequential:
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-def _records(name: str, rows: int, pair: Pair, timings: dict[str, Timing]) -> list[dict[str, object]]:
-    return [
-        {
-            "case": name,
-            "tokens": rows,
-            **sparsities(pair),
-            "contender": contender,
-            **timing.as_record(),
-            "ratio": timings["dense"].ratio_to(timing),
-            "ideal": 1 / (1 - pair[0]),
-        }
-        for contender, timing in timings.items()
-    ]
 
 
 def _cells(pair: Pair, timings: dict[str, Timing]) -> list[str]:
