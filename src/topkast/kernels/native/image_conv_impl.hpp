@@ -46,12 +46,12 @@ struct Images {
 };
 
 // Asks for what a group of bands is packed from, while something else is computed: some rows of an image now and then,
-// so that so many calls ask for all. Rows that two bands share are asked for once.
+// so that after so many segments all is asked for. Rows that two bands share are asked for once.
 template <typename T>
 class GroupAsker {
  public:
   GroupAsker() = default;
-  GroupAsker(const Images<T>& images, int64_t group, int64_t calls) {
+  GroupAsker(const Images<T>& images, int64_t group, int64_t segments) {
     if (group >= images.bands.groups(lanes)) return;
     const Layout& n = images.n;
     ImageBand band[lanes] = {};
@@ -65,11 +65,15 @@ class GroupAsker {
     plane_size_ = images.plane_size;
     left_ = pieces_ > 0 ? images.planes : 0;
     const int64_t wanted = left_ * pieces_ * count_;
-    if (wanted > 0) every_ = larger(1, calls / wanted);
+    if (wanted > 0) every_ = larger(1, segments / wanted);
   }
-  TOPKAST_INLINE void operator()() {
-    if (left_ <= 0 || ++since_ < every_) return;
-    since_ = 0;
+  TOPKAST_INLINE void operator()(int64_t segments) {
+    for (since_ += segments; left_ > 0 && since_ >= every_; since_ -= every_) ask();
+  }
+  bool is_done() const { return left_ <= 0; }
+
+ private:
+  __attribute__((noinline)) void ask() {
     for (int64_t k = 0; k < at_once; k += 64 / int64_t(sizeof(T)))
       __builtin_prefetch(from_[band_] + offset_ + piece_ * at_once + k, 0, 2);
     if (++band_ < count_) return;
@@ -77,9 +81,6 @@ class GroupAsker {
     if (++piece_ < pieces_) return;
     piece_ = 0, offset_ += plane_size_, --left_;
   }
-  bool is_done() const { return left_ <= 0; }
-
- private:
   static constexpr int64_t lanes = Vector<T>::lanes, at_once = 256 / int64_t(sizeof(T));
   const T* from_[lanes];
   int64_t count_ = 0, pieces_ = 0, plane_size_ = 0, left_ = 0, every_ = 1;
@@ -90,7 +91,7 @@ class GroupAsker {
 template <typename T>
 struct PairAsker {
   GroupAsker<T> first, second;
-  TOPKAST_INLINE void operator()() { first.is_done() ? second() : first(); }
+  TOPKAST_INLINE void operator()(int64_t segments) { first.is_done() ? second(segments) : first(segments); }
 };
 
 // Calls f(packed group, its number, task, meanwhile) for all groups and tasks, which call `meanwhile` so many times for

@@ -299,10 +299,23 @@ struct Offset {
   Offset from(int64_t) const { return *this; }
 };
 
-// Something to be done between segments: by default nothing.
+// Something to be done after so many segments: by default nothing.
 struct Nothing {
-  TOPKAST_INLINE void operator()() const {}
+  TOPKAST_INLINE void operator()(int64_t) const {}
 };
+
+// Calls f(from, to) for pieces of [first, end), and meanwhile(to - from) after each. (Once for each segment,
+// `meanwhile` would have a part in what a short one costs.)
+template <typename Meanwhile, typename F>
+TOPKAST_INLINE void for_some(int64_t first, int64_t end, Meanwhile&& meanwhile, F&& f) {
+  constexpr int64_t some = 8;
+  while (first < end) {
+    const int64_t to = smaller(first + some, end);
+    f(first, to);
+    meanwhile(to - first);
+    first = to;
+  }
+}
 
 // Four numbers of a list, in two loads or one: loads of single numbers take turns with those of vectors, of which the
 // inner loops have as many as there can be. (Zen 5, multiply-adds of 8 rows of 7 vectors: 47 cycles, so 35.)

@@ -257,24 +257,25 @@ class PixelMaps {
     }
   }
 
-  // Asks for these channels of x while something else is computed: a run of pixels now and then, so that so many calls
-  // ask for all.
+  // Asks for these channels of x while something else is computed: a run of pixels now and then, so that after so many
+  // segments all is asked for.
   class Asker {
    public:
-    Asker(const PixelMaps& maps, const T* x, int64_t channels, int64_t calls)
+    Asker(const PixelMaps& maps, const T* x, int64_t channels, int64_t segments)
         : maps_(maps), x_(x), left_(maps.num_pieces() == 0 ? 0 : channels) {
       const int64_t wanted = left_ * maps.num_pieces();
-      if (wanted > 0) every_ = calls / wanted < 1 ? 1 : calls / wanted;
+      if (wanted > 0) every_ = segments / wanted < 1 ? 1 : segments / wanted;
     }
-    TOPKAST_INLINE void operator()() {
-      if (left_ <= 0 || ++since_ < every_) return;
-      since_ = 0;
+    TOPKAST_INLINE void operator()(int64_t segments) {
+      for (since_ += segments; left_ > 0 && since_ >= every_; since_ -= every_) ask();
+    }
+
+   private:
+    void ask() {
       maps_.ask_for(x_, piece_);
       if (++piece_ < maps_.num_pieces()) return;
       piece_ = 0, --left_, x_ += maps_.plane_;
     }
-
-   private:
     const PixelMaps& maps_;
     const T* x_;
     int64_t left_, piece_ = 0, every_ = 1, since_ = 0;

@@ -141,7 +141,7 @@ void sample_cells(const Samples& s, const Index* columns, int64_t block, int64_t
       const Samples::Segment segment = s.segments[i];
       prefetch_row<T, V>(l.at(s.segments[i + 1].row));
       const int groups = (segment.count + Samples::group - 1) / Samples::group;
-      meanwhile();
+      meanwhile(1);
       sample_segment<T, V, Ahead>(l.at(segment.row), r, column, segment.count, out);
       column += groups * Samples::group;
       out += groups * Samples::group;

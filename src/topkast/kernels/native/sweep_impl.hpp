@@ -47,23 +47,26 @@ TOPKAST_INLINE void accumulate(const Input& x, const Index* column, const T* val
 }
 
 // One tile of output rows: `in` says where a column of the input is, by what `columns` has for each element; `out`
-// where a row of the tile is. `meanwhile` is called once for each segment.
+// where a row of the tile is. `meanwhile` is told now and then how many segments are done.
 template <typename T, int V, bool Ahead, typename Index, typename Input, typename Output, typename Meanwhile = Nothing>
 void sweep_cells(const Sweep& s, int64_t tile, const Index* columns, const T* value, const Input& in, const Output& out,
                  Meanwhile&& meanwhile = {}) {
+  const Output rows = out;  // what is read through a reference is read again after each store
+  const Sweep::Segment* const segments = s.segments.data();
   for (int64_t block = 0; block < s.num_blocks; ++block) {
     const int64_t at = tile * s.num_blocks + block;
     const Input x = in.from(block * s.block_columns);
     const Index* column = columns + s.first_element[at];
     const T* v = value + s.first_element[at];
-    for (int64_t i = s.first_segment[at]; i < s.end_segment[at]; ++i) {
-      const Sweep::Segment segment = s.segments[i];
-      prefetch_row<Sum<T>, V* int(sizeof(Sum<T>) / sizeof(T))>(out.at(s.segments[i + 1].row));
-      meanwhile();
-      accumulate<T, V, Ahead>(x, column, v, segment.count, out.at(segment.row));
-      column += segment.count;
-      v += segment.count;
-    }
+    for_some(s.first_segment[at], s.end_segment[at], meanwhile, [&](int64_t first, int64_t end) TOPKAST_INLINE_LAMBDA {
+      for (int64_t i = first; i < end; ++i) {
+        const Sweep::Segment segment = segments[i];
+        prefetch_row<Sum<T>, V* int(sizeof(Sum<T>) / sizeof(T))>(rows.at(segments[i + 1].row));
+        accumulate<T, V, Ahead>(x, column, v, segment.count, rows.at(segment.row));
+        column += segment.count;
+        v += segment.count;
+      }
+    });
   }
 }
 
