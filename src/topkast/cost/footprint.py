@@ -223,6 +223,9 @@ class PlanSizes:
         small_block: Columns of a block from the densities on that follow; below them it is a large one.
         sweep_density: For A.
         samples_density: For B.
+        taps_block: Columns of a block if they are taps of a convolution, below the densities that follow.
+        taps_sweep_density: For A.
+        taps_samples_density: For B.
         small_tile: Rows of a tile of A; a large one if there are `many_rows`.
         samples_tiles: How many tiles B is cut into, if they have at least and at most the rows that follow.
         slack_share: Once A has changed, a cell has room for one more element in so many, and for
@@ -236,6 +239,9 @@ class PlanSizes:
     large_block: int = 512
     sweep_density: float = 0.04
     samples_density: float = 0.08
+    taps_block: int = 256
+    taps_sweep_density: float = 0.075
+    taps_samples_density: float = 0.15
     small_tile: int = 256
     large_tile: int = 512
     many_rows: int = 1024
@@ -323,13 +329,15 @@ def plan_footprint(
     numel, width = rows * columns, columns * groups
     # Of the matrix with the columns of all groups, by which blocks are cut.
     density = forward / (numel * groups)
-    by_row = _sweep(rows, width, density, 1, columns, forward / numel)
+    of_taps = taps > 1
+    by_row = _sweep(rows, width, density, 1, of_taps, columns, forward / numel)
     if gathers:
-        by_column = _sweep(width // taps, rows * taps, density, 1, rows // groups * taps, forward / numel)
+        turned = rows // groups * taps
+        by_column = _sweep(width // taps, rows * taps, density, 1, of_taps, turned, forward / numel)
     else:
-        by_column = _sweep(width, rows, density, taps, rows // groups, forward / numel)
+        by_column = _sweep(width, rows, density, taps, False, rows // groups, forward / numel)
     updated = backward if explores else forward
-    samples = _samples(rows, width, updated / (numel * groups), columns, updated / numel)
+    samples = _samples(rows, width, updated / (numel * groups), of_taps, columns, updated / numel)
     offset = 2 if backward <= _SIZES.narrow_row * rows else 4
     sweeps = 2 * ((2 + offset) * forward + 2 * _SIZES.look_ahead)
     columns_of_b = 2 * (updated + samples.filling + _SIZES.look_ahead)
@@ -355,18 +363,29 @@ def table_footprint(num_rows: int, backward: int) -> int:
     return 8 * (num_rows + 1) + 5 * backward
 
 
-def _sweep(rows: int, columns: int, density: float, taps: int, span: int, density_in_span: float) -> _Cut:
+def _sweep(
+    rows: int, columns: int, density: float, taps: int, of_taps: bool, span: int, density_in_span: float
+) -> _Cut:
     most = _SIZES.large_tile if rows >= _SIZES.many_rows else _SIZES.small_tile
     tile = max(taps, most // taps * taps)
-    block = _SIZES.small_block if density >= _SIZES.sweep_density else _SIZES.large_block
+    block = _block(density, _SIZES.sweep_density, _SIZES.taps_sweep_density if of_taps else 0.0)
     return _Cut(rows, columns, min(tile, rows), min(block, columns), span, density_in_span)
 
 
-def _samples(rows: int, columns: int, density: float, span: int, density_in_span: float) -> _Cut:
+def _samples(
+    rows: int, columns: int, density: float, of_taps: bool, span: int, density_in_span: float
+) -> _Cut:
     tile = max(rows // _SIZES.samples_tiles, _SIZES.least_samples_tile)
     tile = min(tile, _SIZES.most_samples_tile)
-    block = _SIZES.small_block if density >= _SIZES.samples_density else _SIZES.large_block
+    block = _block(density, _SIZES.samples_density, _SIZES.taps_samples_density if of_taps else 0.0)
     return _Cut(rows, columns, min(tile, rows), min(block, columns), span, density_in_span)
+
+
+def _block(density: float, least: float, dense: float) -> int:
+    """How many columns: a large block below `least`, one for taps below `dense`, else a small one."""
+    if density < least:
+        return _SIZES.large_block
+    return _SIZES.taps_block if density < dense else _SIZES.small_block
 
 
 def _missing(k: int, d: float) -> float:

@@ -357,6 +357,9 @@ nb::dict plan_sizes() {
   sizes["large_block"] = PlanSizes::large_block;
   sizes["sweep_density"] = PlanSizes::sweep_density;
   sizes["samples_density"] = PlanSizes::samples_density;
+  sizes["taps_block"] = PlanSizes::taps_block;
+  sizes["taps_sweep_density"] = PlanSizes::taps_sweep_density;
+  sizes["taps_samples_density"] = PlanSizes::taps_samples_density;
   sizes["small_tile"] = PlanSizes::small_tile;
   sizes["large_tile"] = PlanSizes::large_tile;
   sizes["many_rows"] = PlanSizes::many_rows;

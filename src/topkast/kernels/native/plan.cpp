@@ -11,11 +11,17 @@
 namespace topkast {
 namespace {
 
-int32_t block_for(double density, double limit) {
-  return density >= limit ? PlanSizes::small_block : PlanSizes::large_block;
+// `least` and `dense` are the densities from which on a block is not large, and small even if its columns are taps.
+int32_t block_for(double density, double least, double dense, bool of_taps) {
+  if (density < least) return PlanSizes::large_block;
+  return of_taps && density < dense ? PlanSizes::taps_block : PlanSizes::small_block;
 }
-int32_t block_for_sweep(double density) { return block_for(density, PlanSizes::sweep_density); }
-int32_t block_for_samples(double density) { return block_for(density, PlanSizes::samples_density); }
+int32_t block_for_sweep(double density, bool of_taps) {
+  return block_for(density, PlanSizes::sweep_density, PlanSizes::taps_sweep_density, of_taps);
+}
+int32_t block_for_samples(double density, bool of_taps) {
+  return block_for(density, PlanSizes::samples_density, PlanSizes::taps_samples_density, of_taps);
+}
 int64_t tile_for_sweep(int64_t num_rows) {
   return num_rows >= PlanSizes::many_rows ? PlanSizes::large_tile : PlanSizes::small_tile;
 }
@@ -34,12 +40,13 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 uint32_t in_groups(uint32_t count) { return (count + Samples::group - 1) / Samples::group * Samples::group; }
 uint32_t as_it_is(uint32_t count) { return count; }
 
-Sweep sized_sweep(int64_t num_rows, int64_t num_columns, double density, int64_t taps) {
+// `taps` of a row each, if it has any; `of_taps` says whether columns are.
+Sweep sized_sweep(int64_t num_rows, int64_t num_columns, double density, int64_t taps, bool of_taps) {
   Sweep s;
   s.num_rows = num_rows;
   s.num_columns = num_columns;
   s.tile_rows = clamped(static_cast<int32_t>(std::max(taps, tile_for_sweep(num_rows) / taps * taps)), num_rows);
-  s.block_columns = clamped(block_for_sweep(density), num_columns);
+  s.block_columns = clamped(block_for_sweep(density, of_taps), num_columns);
   s.num_tiles = divide_up(num_rows, s.tile_rows);
   s.num_blocks = divide_up(num_columns, s.block_columns);
   return s;
@@ -86,13 +93,13 @@ struct SweepBuilder {
   }
 };
 
-Samples sized_samples(const Elements& elements) {
+Samples sized_samples(const Elements& elements, bool of_taps) {
   Samples s;
   s.num_rows = elements.num_rows();
   s.num_columns = elements.num_columns();
   s.num_elements = elements.size();
   s.tile_rows = clamped(tile_for_samples(s.num_rows), s.num_rows);
-  s.block_columns = clamped(block_for_samples(elements.density()), s.num_columns);
+  s.block_columns = clamped(block_for_samples(elements.density(), of_taps), s.num_columns);
   s.num_tiles = divide_up(s.num_rows, s.tile_rows);
   s.num_blocks = divide_up(s.num_columns, s.block_columns);
   return s;
@@ -174,11 +181,11 @@ Plan::Plan(int64_t num_rows, int64_t num_columns, const Index* positions, const 
   Elements all(num_rows, num_columns, positions, active, num_slots);
   const bool is_narrow = all.longest_row() <= PlanSizes::narrow_row;
   const Elements used = all.active();
-  rows_ = sized_sweep(num_rows, num_columns, used.density(), 1);
-  columns_ = gathers ? sized_sweep(num_columns / taps, num_rows * taps, used.density(), 1)
-                     : sized_sweep(num_columns, num_rows, used.density(), taps);
+  rows_ = sized_sweep(num_rows, num_columns, used.density(), 1, taps > 1);
+  columns_ = gathers ? sized_sweep(num_columns / taps, num_rows * taps, used.density(), 1, taps > 1)
+                     : sized_sweep(num_columns, num_rows, used.density(), taps, false);
   rows_.first_slot = columns_.first_slot = row_firsts(all);
-  samples_ = sized_samples(explores ? all : used);
+  samples_ = sized_samples(explores ? all : used, taps > 1);
   samples_.first_sample = explores ? rows_.first_slot : row_firsts(used);
   if (!explores) all = Elements();
   SamplesBuilder samples(samples_, explores ? all : used);
