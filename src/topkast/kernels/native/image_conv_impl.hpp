@@ -6,6 +6,12 @@
 namespace topkast {
 namespace TOPKAST_ISA_NAMESPACE {
 
+template <typename T>
+struct ImageScratch {
+  Scratch<T> packed, zeros, rows_of_zeros;
+  Scratch<int32_t> places, places_of_rows;
+};
+
 // Planes of groups of bands; `packed` has room for some groups.
 template <typename T>
 struct Images {
@@ -15,12 +21,19 @@ struct Images {
   const T* data;
   int64_t planes, plane_size;  // of an image, in numbers
   T* packed;
+  const Columns<T> columns;
+  const WholeRows<T> rows;
 
   Images(const Layout& n, const Bands& bands, const T* data, int64_t planes, int64_t plane_size, int64_t together,
-         Scratch<T>& scratch)
-      : n(n), bands(bands), data(data), planes(planes), plane_size(plane_size) {
-    packed = scratch.get(together * group_size());
-  }
+         ImageScratch<T>& scratch)
+      : n(n),
+        bands(bands),
+        data(data),
+        planes(planes),
+        plane_size(plane_size),
+        packed(scratch.packed.get(together * group_size())),
+        columns(this->n, scratch.places, scratch.zeros),
+        rows(this->n, columns, scratch.places_of_rows, scratch.rows_of_zeros) {}
   int64_t group_size() const { return planes * n.plane() * lanes; }
   T* group(int64_t i) const { return packed + i * group_size(); }
   // From output `column` of output row `row` of packed bands on.
@@ -29,13 +42,11 @@ struct Images {
   }
   // Planes [first, last) of a group, by the calling thread.
   void pack(int64_t number, int64_t first, int64_t last, T* group) const {
-    thread_local Scratch<int32_t> places;
-    thread_local Scratch<T> zeros, copies;
-    const Columns<T> columns(n, places, zeros);
-    T* room = copies.get(bands.columns_are_cut ? lanes * columns.span : 0);
+    thread_local Scratch<T> copies;
+    const PlanePacker<T> packer(n, bands, number, columns, rows,
+                                copies.get(bands.columns_are_cut ? lanes * columns.span : 0));
     for (int64_t plane = first; plane < last; ++plane)
-      pack_plane(n, bands, number, data + plane * plane_size, planes * plane_size, columns, room,
-                 group + plane * n.plane() * lanes);
+      packer.pack(data + plane * plane_size, planes * plane_size, group + plane * n.plane() * lanes);
   }
   // Packs `count` groups; called by all threads of a parallel region.
   void pack_groups(int64_t first, int64_t count) const {
@@ -215,7 +226,8 @@ void image_conv(const Sweep& s, const Conv& g, const T* values, const T* x, cons
   if (g.batch * g.pixels() == 0 || s.num_rows == 0) return;
   const Bands bands = bands_of<T>(g);
   const int64_t shared = bands.groups(Vector<T>::lanes) % num_threads;
-  thread_local Scratch<T> value_scratch, x_scratch;
+  thread_local Scratch<T> value_scratch;
+  thread_local ImageScratch<T> x_scratch;
   thread_local Scratch<uint32_t> table_scratch, offset_scratch;
   const Images<T> images(input_layout(g, bands), bands, x, g.channels, g.height * g.width, shared, x_scratch);
   const uint32_t* table = distances(images.n, g.channels, s.num_blocks * s.block_columns, table_scratch);
@@ -252,7 +264,8 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
   const Layout n{row, column, bands.rows + 2 * halo, g.out_width + column.reach()};
   const Layout m{plain(g.out_height, halo), plain(g.out_width), bands.rows + halo, g.out_width};
   const int64_t shared = bands.groups(lanes) % num_threads;
-  thread_local Scratch<T> value_scratch, dy_scratch;
+  thread_local Scratch<T> value_scratch;
+  thread_local ImageScratch<T> dy_scratch;
   thread_local Scratch<uint32_t> table_scratch;
   const Images<T> images(m, bands, dy, s.num_columns, g.pixels(), shared, dy_scratch);
   const uint32_t* table = distances(n, s.tile_rows / g.taps(), s.tile_rows, table_scratch);
@@ -321,7 +334,8 @@ void image_weight_grad(const Samples& s, const Conv& g, const T* x, const T* dy,
   const Lanes lanes = lanes_for<T>(s, groups, 1);
   const bool by_lane = lanes.suffice(num_threads);
   const int64_t together = by_lane ? 0 : smaller(groups, num_threads);
-  thread_local Scratch<T> left_scratch, right_scratch, sums_scratch;
+  thread_local ImageScratch<T> left_scratch, right_scratch;
+  thread_local Scratch<T> sums_scratch;
   thread_local Scratch<uint32_t> table_scratch, offset_scratch;
   const Layout m{plain(g.out_height), plain(g.out_width), bands.rows, bands.columns};
   const Images<T> left(m, bands, dy, s.num_rows, g.pixels(), together, left_scratch);

@@ -143,9 +143,36 @@ struct Columns {
   }
 };
 
-// Columns [low, high) of the rows of all images, side by side: those of row[i] are in lane i.
+// Where the numbers of all places are in their packed form, counted in vectors, in the order in which an image has
+// them: `unit` numbers for each place, which are the rows of one stride. Room for zeros as many.
 template <typename T>
-void put_side_by_side(const T* const* row, int64_t low, int64_t high, const Columns<T>& columns, T* packed) {
+struct WholeRows {
+  int64_t unit;
+  int32_t* place;
+  T* zeros;
+  WholeRows(const Layout& n, const Columns<T>& columns, Scratch<int32_t>& places, Scratch<T>& room)
+      : unit(n.row.stride * n.column.size),
+        place(places.get(n.row_places * unit)),
+        zeros(room.get(n.row_places * unit)) {
+    fill(place, place + n.row_places * unit, int32_t(-1));
+    fill(zeros, zeros + n.row_places * unit, T(0));
+    const int64_t columns_read = smaller(n.column.size, larger(0, columns.span - n.column.padding));
+    for (int64_t i = 0; i < n.row_places; ++i)
+      for (int64_t phase = 0; phase < n.row.phases; ++phase) {
+        const int64_t first = (phase * n.row_places + i) * n.row_size();
+        int32_t* row = place + i * unit + n.row.shift(phase) * n.column.size;
+        for (int64_t c = 0; c < columns_read; ++c) {
+          const int32_t at = columns.place[c + n.column.padding];
+          if (at >= 0) row[c] = static_cast<int32_t>(first + at);
+        }
+      }
+  }
+};
+
+// Numbers [low, high) of all images, side by side: those of row[i] are in lane i. `place` says where each goes, if it
+// is not negative.
+template <typename T>
+void put_side_by_side(const T* const* row, int64_t low, int64_t high, const int32_t* place, T* packed) {
   constexpr int64_t lanes = Vector<T>::lanes;
   for (int64_t c = low; c < high; c += lanes) {
     const int64_t count = smaller(lanes, high - c);
@@ -155,8 +182,8 @@ void put_side_by_side(const T* const* row, int64_t low, int64_t high, const Colu
     square.transpose();
 #pragma GCC unroll 16
     for (int64_t k = 0; k < lanes; ++k)
-      if (k < count && columns.place[c + k] >= 0)
-        *reinterpret_cast<typename Vector<T>::type*>(packed + columns.place[c + k] * lanes) = square.row[k];
+      if (k < count && place[c + k] >= 0)
+        *reinterpret_cast<typename Vector<T>::type*>(packed + place[c + k] * lanes) = square.row[k];
   }
 }
 
@@ -176,54 +203,118 @@ void ask_for(const T* const* image, int64_t offset, int64_t count) {
     for (int64_t k = 0; k < count; k += line) __builtin_prefetch(image[i] + offset + k, 0, 2);
 }
 
+// The bands of a group, and the places [low, high) whose rows are inside of the image in all of them. (Where columns
+// are cut there are none: rows are copied before.)
+template <typename T>
+struct Group {
+  static constexpr int64_t lanes = Vector<T>::lanes;
+  ImageBand band[lanes];
+  int64_t count, low, high;
+  Group(const Layout& n, const Bands& bands, int64_t number) : count(bands.of(number, lanes, band)) {
+    const int64_t stride = n.row.stride, padding = n.row.padding;
+    low = 0, high = bands.columns_are_cut ? 0 : n.row_places;
+    for (int64_t i = 0; i < count; ++i) {
+      low = larger(low, divided_up(padding, stride) - band[i].first_row);
+      high = smaller(high, (n.row.size + padding) / stride - band[i].first_row);
+    }
+    high = larger(low, high);
+  }
+};
+
 // One plane of the bands of a group. `x` is that plane of the first image, `image_size` numbers from that of the next.
 // Many images are read at once, which is more than the hardware foresees: what comes later is asked for, some rows of
-// an image at a time. Where images are cut between columns, each has zeros elsewhere, and rows are copied before.
+// an image at a time.
 template <typename T>
-void pack_plane(const Layout& n, const Bands& bands, int64_t group, const T* x, int64_t image_size,
-                const Columns<T>& columns, T* copies, T* packed) {
-  constexpr int64_t lanes = Vector<T>::lanes, bytes_asked = 4096;
-  const int64_t span = columns.span, size = n.column.size, padding = n.column.padding;
-  const int64_t low = bands.columns_are_cut ? 0 : smaller(span, padding);
-  const int64_t high = bands.columns_are_cut ? span : larger(low, smaller(span, padding + size));
-  ImageBand band[lanes];
-  const int64_t count = bands.of(group, lanes, band);
-  const T* row[lanes];
-  const T* image[lanes];
-  for (int64_t i = 0; i < lanes; ++i)
-    image[i] = i < count ? x + band[i].image * image_size + band[i].first_row * n.row.stride * size : x;
-  // Places are asked for some at a time, and those of the next plane with the last ones of this.
-  const int64_t unit = n.row.stride * size;
-  const int64_t units = smaller(n.row_places, divided_up(bytes_asked, unit * int64_t(sizeof(T))));
-  for (int64_t place = 0; place < n.row_places; ++place) {
-    if (place % units == 0)
-      ask_for(image, place + units < n.row_places ? (place + units) * unit : n.row.size * size, units * unit);
-    for (int64_t phase = 0; phase < n.row.phases; ++phase) {
-      if (place >= n.row_places - n.row.reach() + n.row.reach(phase)) continue;  // no tap reads it
-      T* to = packed + (phase * n.row_places + place) * n.row_size() * lanes;
-      bool is_empty = true;
-      for (int64_t i = 0; i < lanes; ++i) {
-        row[i] = columns.zeros;
-        const int64_t number = i < count ? (band[i].first_row + place) * n.row.stride + n.row.start(phase) : -1;
-        if (number < 0 || number >= n.row.size) continue;
-        is_empty = false;
-        row[i] = x + band[i].image * image_size + number * size - padding;
-        if (!bands.columns_are_cut) continue;
-        const int64_t first = band[i].first_column * n.column.stride - padding;
-        const int64_t inside = smaller(span, larger(0, -first)), end = larger(inside, smaller(span, size - first));
-        T* own = copies + i * span;
-        fill(own, own + inside, T(0));
-        copy(row[i] + padding + first + inside, end - inside, own + inside);
-        fill(own + end, own + span, T(0));
-        row[i] = own;
+class PlanePacker {
+  static constexpr int64_t lanes = Vector<T>::lanes;
+
+ public:
+  PlanePacker(const Layout& n, const Bands& bands, int64_t number, const Columns<T>& columns, const WholeRows<T>& rows,
+              T* copies)
+      : n_(n), bands_(bands), group_(n, bands, number), columns_(columns), rows_(rows), copies_(copies) {
+    const bool is_cut = bands.columns_are_cut;
+    low_ = is_cut ? 0 : smaller(columns.span, n.column.padding);
+    high_ = is_cut ? columns.span : larger(low_, smaller(columns.span, n.column.padding + n.column.size));
+  }
+
+  void pack(const T* x, int64_t image_size, T* packed) const {
+    constexpr int64_t bytes_asked = 4096;
+    const int64_t unit = rows_.unit;
+    const T* image[lanes];
+    for (int64_t i = 0; i < lanes; ++i)
+      image[i] = i < group_.count ? x + group_.band[i].image * image_size + group_.band[i].first_row * unit : x;
+    // Places are asked for some at a time, and those of the next plane with the last ones of this.
+    const int64_t some = smaller(n_.row_places, divided_up(bytes_asked, unit * int64_t(sizeof(T))));
+    for (int64_t place = 0; place < n_.row_places;) {
+      if (place % some == 0)
+        ask_for(image, place + some < n_.row_places ? (place + some) * unit : n_.row.size * n_.column.size,
+                some * unit);
+      if (place >= group_.low && place < group_.high) {
+        const int64_t end = smaller(group_.high, place - place % some + some);
+        pack_inside(image, place, end, packed);
+        place = end;
+      } else {
+        for (int64_t phase = 0; phase < n_.row.phases; ++phase)
+          if (place < n_.row_places - n_.row.reach() + n_.row.reach(phase))  // else no tap reads it
+            pack_row(x, image_size, place, phase, packed);
+        ++place;
       }
-      put_zeros(0, is_empty ? span : low, columns, to);
-      if (is_empty) continue;
-      put_side_by_side(row, low, high, columns, to);
-      put_zeros(high, span, columns, to);
     }
   }
-}
+
+ private:
+  T* at(T* packed, int64_t place, int64_t phase) const {
+    return packed + (phase * n_.row_places + place) * n_.row_size() * lanes;
+  }
+  // Places [first, end), which are inside of all images: their rows follow each other.
+  void pack_inside(const T* const* image, int64_t first, int64_t end, T* packed) const {
+    const T* from[lanes];
+    const int64_t outside = n_.row.padding * n_.column.size;
+    for (int64_t i = 0; i < lanes; ++i)
+      from[i] = i < group_.count ? image[i] + first * rows_.unit - outside : rows_.zeros;
+    put_side_by_side(from, 0, (end - first) * rows_.unit, rows_.place + first * rows_.unit, packed);
+    for (int64_t place = first; place < end; ++place)
+      for (int64_t phase = 0; phase < n_.row.phases; ++phase) {
+        put_zeros(0, low_, columns_, at(packed, place, phase));
+        put_zeros(high_, columns_.span, columns_, at(packed, place, phase));
+      }
+  }
+  // One row, which some images may not have. Where images are cut between columns, each has zeros elsewhere.
+  void pack_row(const T* x, int64_t image_size, int64_t place, int64_t phase, T* packed) const {
+    const int64_t size = n_.column.size, padding = n_.column.padding, span = columns_.span;
+    const T* row[lanes];
+    bool is_empty = true;
+    for (int64_t i = 0; i < lanes; ++i) {
+      row[i] = columns_.zeros;
+      const ImageBand& band = group_.band[i];
+      const int64_t number = i < group_.count ? (band.first_row + place) * n_.row.stride + n_.row.start(phase) : -1;
+      if (number < 0 || number >= n_.row.size) continue;
+      is_empty = false;
+      row[i] = x + band.image * image_size + number * size - padding;
+      if (!bands_.columns_are_cut) continue;
+      const int64_t first = band.first_column * n_.column.stride - padding;
+      const int64_t inside = smaller(span, larger(0, -first)), end = larger(inside, smaller(span, size - first));
+      T* own = copies_ + i * span;
+      fill(own, own + inside, T(0));
+      copy(row[i] + padding + first + inside, end - inside, own + inside);
+      fill(own + end, own + span, T(0));
+      row[i] = own;
+    }
+    T* to = at(packed, place, phase);
+    put_zeros(0, is_empty ? span : low_, columns_, to);
+    if (is_empty) return;
+    put_side_by_side(row, low_, high_, columns_.place, to);
+    put_zeros(high_, span, columns_, to);
+  }
+
+  const Layout& n_;
+  const Bands& bands_;
+  const Group<T> group_;
+  const Columns<T>& columns_;
+  const WholeRows<T>& rows_;
+  T* copies_;
+  int64_t low_, high_;  // columns that an image has
+};
 
 // The first `columns` numbers of each image's row, the other way: `at(c)` is where the vector of column c is, or null
 // for zeros. Images have `count[i]` numbers to be written.
