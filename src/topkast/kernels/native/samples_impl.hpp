@@ -28,32 +28,35 @@ inline void add_sums<float>(const Vector<float>::type* a, float* out) {
   add_sums_of((__m256)a[0], (__m256)a[1], (__m256)a[2], (__m256)a[3], out);
 }
 #elif TOPKAST_VECTOR_BYTES == 64
-inline __m256 halves_added(Vector<float>::type v) {
-  const __m512 w = (__m512)v;
-  return _mm256_add_ps(_mm512_castps512_ps256(w), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(w), 1)));
+// Sums of pairs, interleaved, until each lane of four has all of them.
+TOPKAST_INLINE __m512 pairs_added(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+TOPKAST_INLINE __m512 fours_added(__m512 ab, __m512 cd) {
+  return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
 }
 template <>
 inline void add_sums<float>(const Vector<float>::type* a, float* out) {
-  add_sums_of(halves_added(a[0]), halves_added(a[1]), halves_added(a[2]), halves_added(a[3]), out);
+  const __m512 four = fours_added(pairs_added((__m512)a[0], (__m512)a[1]), pairs_added((__m512)a[2], (__m512)a[3]));
+  const __m256 half =
+      _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_castps512_ps256(_mm512_shuffle_f32x4(four, four, 0x0E)));
+  const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm_loadu_ps(out), sums));
 }
 
-// The same for 8 vectors: sums of pairs, interleaved, until each lane has a sum of its own.
+// The same for 8 vectors.
 TOPKAST_INLINE void add_8_sums(const Vector<float>::type* a, float* out) {
-  __m512 pair[4], four[2];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i)
-    pair[i] = _mm512_add_ps(_mm512_unpacklo_ps((__m512)a[2 * i], (__m512)a[2 * i + 1]),
-                            _mm512_unpackhi_ps((__m512)a[2 * i], (__m512)a[2 * i + 1]));
+  __m512 four[2];
 #pragma GCC unroll 2
   for (int i = 0; i < 2; ++i)
-    four[i] = _mm512_add_ps(_mm512_shuffle_ps(pair[2 * i], pair[2 * i + 1], 0x44),
-                            _mm512_shuffle_ps(pair[2 * i], pair[2 * i + 1], 0xEE));
+    four[i] = fours_added(pairs_added((__m512)a[4 * i], (__m512)a[4 * i + 1]),
+                          pairs_added((__m512)a[4 * i + 2], (__m512)a[4 * i + 3]));
   const __m512 quarters =
       _mm512_add_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xDD));
   // Lanes 0 and 1 have halves of the first four, lanes 2 and 3 of the others.
-  const __m512 sums = _mm512_add_ps(quarters, _mm512_shuffle_f32x4(quarters, quarters, 0xB1));
-  const __m256 found = _mm512_castps512_ps256(_mm512_shuffle_f32x4(sums, sums, 0x08));
-  _mm256_storeu_ps(out, _mm256_add_ps(_mm256_loadu_ps(out), found));
+  const __m256 even = _mm512_castps512_ps256(_mm512_shuffle_f32x4(quarters, quarters, 0x08));
+  const __m256 odd = _mm512_castps512_ps256(_mm512_shuffle_f32x4(quarters, quarters, 0x0D));
+  _mm256_storeu_ps(out, _mm256_add_ps(_mm256_loadu_ps(out), _mm256_add_ps(even, odd)));
 }
 #endif
 #endif
@@ -86,16 +89,16 @@ TOPKAST_INLINE void sample_group(const typename Vector<T>::type* l, const Right&
 }
 
 #if TOPKAST_VECTOR_BYTES == 64
-// The same for two groups.
-template <typename T, int V, bool Ahead, typename Index, typename Right>
+// The same for the first N of two groups, more than one has.
+template <typename T, int V, int N, bool Ahead, typename Index, typename Right>
 TOPKAST_INLINE void sample_pair(const typename Vector<T>::type* l, const Right& right, const Four<Index>& four,
                                 const Four<Index>& others, const Index* later, Sum<T>* sums) {
   const typename Vector<T>::type* r[8];
   find_rows<T, V, Ahead>(right, four, later, 4, r);
-  find_rows<T, V, Ahead>(right, others, later + 4, 4, r + 4);
+  find_rows<T, V, Ahead>(right, others, later + 4, N - 4, r + 4);
   typename Vector<Sum<T>>::type acc[8] = {};
   for (int v = 0; v < V; ++v)
-    for (int j = 0; j < 8; ++j) acc[j] = added<T>(acc[j], l[v], r[j][v]);
+    for (int j = 0; j < N; ++j) acc[j] = added<T>(acc[j], l[v], r[j][v]);
   add_8_sums(acc, sums);
 }
 #endif
@@ -109,9 +112,19 @@ TOPKAST_INLINE void sample_segment(const T* left, const Right& right, const Inde
   for (int v = 0; v < V; ++v) l[v] = reinterpret_cast<const vec*>(left)[v];
 #if TOPKAST_VECTOR_BYTES == 64
   if constexpr (kTakesPairs<Sum<T>>) {
+    Four<Index> four(column), others(column + 4);
     for (; count >= 8; count -= 8, column += 8, sums += 8) {
-      const Four<Index> four(column), others(column + 4);
-      sample_pair<T, V, Ahead>(l, right, four, others, column + kAhead, sums);
+      const Four<Index> f = four, o = others;
+      four = Four<Index>(column + 8), others = Four<Index>(column + 12);
+      sample_pair<T, V, 8, Ahead>(l, right, f, o, column + kAhead, sums);
+    }
+    switch (count) {
+      case 7:
+        return sample_pair<T, V, 7, Ahead>(l, right, four, others, column + kAhead, sums);
+      case 6:
+        return sample_pair<T, V, 6, Ahead>(l, right, four, others, column + kAhead, sums);
+      case 5:
+        return sample_pair<T, V, 5, Ahead>(l, right, four, others, column + kAhead, sums);
     }
   }
 #endif
