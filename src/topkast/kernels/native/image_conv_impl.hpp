@@ -265,21 +265,21 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
   const Layout m{plain(g.out_height, halo), plain(g.out_width), bands.rows + halo, g.out_width};
   const int64_t shared = bands.groups(lanes) % num_threads;
   thread_local Scratch<T> value_scratch;
-  thread_local ImageScratch<T> dy_scratch;
+  thread_local ImageScratch<T> dy_scratch, dx_scratch;
   thread_local Scratch<uint32_t> table_scratch;
   const Images<T> images(m, bands, dy, s.num_columns, g.pixels(), shared, dy_scratch);
+  const Columns<T> columns(n, dx_scratch.places, dx_scratch.zeros);
+  const WholeRows<T> places(n, columns, dx_scratch.places_of_rows, dx_scratch.rows_of_zeros);
   const uint32_t* table = distances(n, s.tile_rows / g.taps(), s.tile_rows, table_scratch);
   T* value = value_scratch.get(s.room());
   const Strips strips(g.out_width, kStrip);  // a block of columns is as in a linear layer
   const bool ahead = s.block_columns * kStrip * TOPKAST_VECTOR_BYTES > kL1;
 #pragma omp parallel num_threads(num_threads)
   {
-    thread_local Scratch<T> tile_scratch, zeros, copies;
-    thread_local Scratch<int32_t> places;
+    thread_local Scratch<T> tile_scratch, copies;
     const int64_t plane = n.plane() * lanes;
     T* tile_dx = tile_scratch.get(s.tile_rows / g.taps() * plane);
-    const Columns<T> columns(n, places, zeros);
-    T* room = copies.get(g.width * lanes);
+    T* room = copies.get(places_at_once(places.unit, bands.rows) * places.unit * lanes);
     gather_values(s, values, value);
     const int64_t calls = m.row_places * strips.count * s.segments.size();
     for_groups(images, shared, s.num_tiles, calls,
@@ -295,7 +295,7 @@ void image_input_grad(const Sweep& s, const Conv& g, const T* values, const T* d
                      sweep_strip(s, tile, s.column.data(), value, in, out, strips.width(strip), ahead, meanwhile);
                    }
                  for (int64_t c = 0; c < channels; ++c)
-                   unpack_inputs(n, bands, number, tile_dx + c * plane, columns, room,
+                   unpack_inputs(n, bands, number, tile_dx + c * plane, places, room,
                                  dx + (first + c) * g.height * g.width, image_size);
                });
     finish_writes();

@@ -336,17 +336,27 @@ void put_apart(int64_t columns, const At& at, T* const* row, const int64_t* coun
   }
 }
 
-// The same; past the caches where that pays, by way of `copies`, room for all of them: a line of each image in turn
-// would be slower (64 -> 64 channels of 56 x 56, batch 32: 5.6 ms, so 5.2).
+// Of these columns those from first[i] to end[i] are written to row[i]; past the caches where that pays. What cannot be
+// written as it is goes by way of `copies`, room for all columns: a line of each image in turn past the caches would be
+// slower (64 -> 64 channels of 56 x 56, batch 32: 5.6 ms, so 5.2).
 template <typename T, typename At>
-void put_rows(int64_t columns, bool past, const At& at, T* const* row, const int64_t* count, T* copies) {
+void put_rows(int64_t columns, bool past, const At& at, T* const* row, const int64_t* first, const int64_t* end,
+              T* copies) {
   constexpr int64_t lanes = Vector<T>::lanes;
-  if (!past) return put_apart(columns, at, row, count);
+  bool is_direct = !past;
   T* copy[lanes];
   int64_t whole[lanes];
-  for (int64_t i = 0; i < lanes; ++i) copy[i] = copies + i * columns, whole[i] = columns;
+  for (int64_t i = 0; i < lanes; ++i) {
+    copy[i] = copies + i * columns, whole[i] = columns;
+    is_direct = is_direct && first[i] == 0;
+  }
+  if (is_direct) return put_apart(columns, at, row, end);
   put_apart(columns, at, copy, whole);
-  for (int64_t i = 0; i < lanes; ++i) write_past(copy[i], larger(0, count[i]), row[i]);
+  for (int64_t i = 0; i < lanes; ++i) {
+    const T* from = copy[i] + first[i];
+    const int64_t count = end[i] - first[i];
+    past ? write_past(from, count, row[i]) : topkast::TOPKAST_ISA_NAMESPACE::copy(from, count, row[i]);
+  }
 }
 
 // Whether an output of so many numbers is written past the caches.
@@ -364,6 +374,7 @@ void unpack_outputs(const Bands& bands, int64_t group, int64_t first, int64_t ro
   ImageBand band[lanes];
   const int64_t number = bands.of(group, lanes, band);
   T* to[lanes];
+  const int64_t start[lanes] = {};
   int64_t count[lanes];
   for (int64_t i = 0; i < lanes; ++i) {
     to[i] = y, count[i] = 0;
@@ -374,38 +385,43 @@ void unpack_outputs(const Bands& bands, int64_t group, int64_t first, int64_t ro
         bands.columns_are_cut ? smaller(bands.columns, width - column) : larger(0, smaller(rows, height - row)) * width;
   }
   auto at = [&](int64_t c) { return packed + c * lanes; };
-  put_rows(rows * bands.columns, goes_past<T>(bands.images * image_size), at, to, count, copies);
+  put_rows(rows * bands.columns, goes_past<T>(bands.images * image_size), at, to, start, count, copies);
+}
+
+// Places of dx that are unpacked at a time: about so many numbers of each image.
+constexpr int64_t kInputsAtOnce = 224;
+
+// How many places these are.
+inline int64_t places_at_once(int64_t unit, int64_t places) {
+  return smaller(places, larger(1, kInputsAtOnce / unit));
 }
 
 // The other way, for inputs: one plane of dx. `packed` has `reach` more places than a band before and after its own.
+// `copies` has room for the places that are unpacked at a time.
 template <typename T>
-void unpack_inputs(const Layout& n, const Bands& bands, int64_t group, const T* packed, const Columns<T>& columns,
+void unpack_inputs(const Layout& n, const Bands& bands, int64_t group, const T* packed, const WholeRows<T>& rows,
                    T* copies, T* dx, int64_t image_size) {
   constexpr int64_t lanes = Vector<T>::lanes;
-  const int64_t width = n.column.size, padding = n.column.padding;
+  const int64_t width = n.column.size, some = places_at_once(rows.unit, bands.rows);
   const bool past = goes_past<T>(bands.images * image_size);
   ImageBand band[lanes];
   const int64_t number = bands.of(group, lanes, band);
   T* to[lanes];
-  int64_t count[lanes];
-  for (int64_t unit = 0; unit < bands.rows; ++unit)
-    for (int64_t shift = 0; shift < n.row.stride; ++shift) {
-      int64_t phase = 0;
-      while (phase < n.row.phases && n.row.shift(phase) != shift) ++phase;
-      const bool is_read = phase < n.row.phases;  // else these rows are zero
-      const T* row = packed + (phase * n.row_places + unit + n.row.reach()) * n.row_size() * lanes;
-      for (int64_t i = 0; i < lanes; ++i) {
-        const int64_t r = i < number ? (band[i].first_row + unit) * n.row.stride + shift - n.row.padding : -1;
-        const bool is_inside = r >= 0 && r < n.row.size;
-        to[i] = is_inside ? dx + band[i].image * image_size + r * width : dx;
-        count[i] = is_inside ? width : 0;
-      }
-      auto at = [&](int64_t c) -> const T* {
-        const int32_t place = is_read && c + padding < columns.span ? columns.place[c + padding] : -1;
-        return place < 0 ? nullptr : row + place * lanes;
-      };
-      put_rows(width, past, at, to, count, copies);
+  int64_t first[lanes], end[lanes];
+  for (int64_t place = 0; place < bands.rows; place += some) {
+    const int64_t total = smaller(some, bands.rows - place) * rows.unit;
+    for (int64_t i = 0; i < lanes; ++i) {
+      to[i] = dx, first[i] = end[i] = 0;
+      if (i >= number) continue;
+      const int64_t row = (band[i].first_row + place) * n.row.stride - n.row.padding;
+      first[i] = smaller(total, larger(0, -row * width));
+      end[i] = larger(first[i], smaller(total, (n.row.size - row) * width));
+      to[i] = dx + band[i].image * image_size + (row * width + first[i]);
     }
+    const int32_t* from = rows.place + (place + n.row.reach()) * rows.unit;
+    auto at = [&](int64_t c) -> const T* { return from[c] < 0 ? nullptr : packed + from[c] * lanes; };
+    put_rows(total, past, at, to, first, end, copies);
+  }
 }
 
 // A row of outputs is cut into strips of nearly the same width, in vectors, which are computed at once.
