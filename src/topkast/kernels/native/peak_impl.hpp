@@ -32,9 +32,12 @@ template <typename T>
 double peak(bool loads, int num_threads) {
   using vec = typename Vector<T>::type;
   constexpr int64_t rounds = 1 << 18;
+  // Over a third of a second: for so long two threads may share a core before the machine parts them, and half of the
+  // peak would be measured.
+  constexpr int repeats = 96;
   double best = 0;
   [[maybe_unused]] volatile T kept = 0;  // what is computed, so that it has to be
-  for (int repeat = 0; repeat < 8; ++repeat) {
+  for (int repeat = 0; repeat < repeats; ++repeat) {
     double seconds = 0;
 #pragma omp parallel num_threads(num_threads) reduction(max : seconds)
     {
