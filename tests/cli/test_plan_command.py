@@ -170,7 +170,7 @@ def test_sizes_of_memory(text: str, size: float) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resnet"], r"MODEL must be one of 'resnet50'.*, got 'resnet'"),
+        (["resnet"], r"MODEL must be one of 'resnet9', 'resnet50'.*, got 'resnet'"),
         (["mlp", "--method", "rigle"], r"--method must be one of 'rigl'.*, got 'rigle'"),
         (["mlp", "--forward-sparsity", "1.2"], r"--forward-sparsity must be in \[0, 1\), got 1.2"),
         (["mlp", "--backward-sparsity", "0.95"], r"--backward-sparsity must not exceed `forward_sparsity` \(0.9\)"),

@@ -8,8 +8,8 @@ from torch import nn
 
 import topkast
 from topkast.cost.parameters import parameters
-from topkast.models import ResNet50, resnet18, resnet20, resnet50
-from topkast.models.resnet import BasicBlock, Subsample
+from topkast.models import ResNet9, ResNet50, resnet18, resnet20, resnet50
+from topkast.models.resnet import BasicBlock, Residual, Subsample
 
 
 def count(model: nn.Module) -> int:
@@ -136,3 +136,40 @@ def test_blocks_can_start_as_the_identity() -> None:
     model = ResNet50(5, stages=(2,), width=8, zero_init=True)
     h = torch.randn(2, 32, 4, 4).relu()
     torch.testing.assert_close(model.stages[0][1](h), h)  # pyright: ignore[reportIndexIssue]
+
+
+@pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28), (2, 8)])
+def test_resnet9_takes_small_pictures_of_any_channels(channels: int, side: int) -> None:
+    model = ResNet9(7, width=4, channels=channels)
+    logits = model(torch.randn(2, channels, side, side))
+    assert logits.shape == (2, 7)
+    logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_resnet9_has_the_parameters_that_it_says() -> None:
+    assert f"{count(ResNet9()):,}" in (ResNet9.__doc__ or "")
+    convolutions = [m for m in ResNet9().modules() if isinstance(m, nn.Conv2d)]
+    assert [(m.in_channels, m.out_channels) for m in convolutions] == [
+        (3, 32), (32, 64), (64, 64), (64, 64), (64, 128), (128, 256), (256, 256), (256, 256),
+    ]  # fmt: skip
+
+
+def test_a_residual_part_of_resnet9_adds_to_its_input() -> None:
+    part = Residual(3).eval()
+    x = torch.randn(1, 3, 4, 4)
+    assert torch.equal(part(x), x + part.second(part.first(x)))
+
+
+def test_resnet9_scales_its_logits() -> None:
+    torch.manual_seed(0)
+    model, x = ResNet9(width=2).eval(), torch.randn(1, 3, 16, 16)
+    before = model(x)
+    model.head_scale *= 2
+    assert torch.allclose(model(x), 2 * before)
+
+
+@pytest.mark.parametrize("name", ["num_classes", "width", "channels"])
+def test_resnet9_refuses_sizes_below_one(name: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` must be at least 1, got 0"):
+        ResNet9(**{name: 0})

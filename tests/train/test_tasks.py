@@ -197,8 +197,59 @@ def test_photographs_are_a_function_of_the_step(photographs: Path) -> None:
 
 
 def test_a_residual_network_wants_colours() -> None:
-    with pytest.raises(ValueError, match="takes images of 3 channels, these have 1; use --model mlp"):
+    with pytest.raises(
+        ValueError, match="takes images of 3 channels, these have 1; use --model resnet9 or mlp"
+    ):
         ImageTask(model="resnet20").network()
+
+
+def test_a_resnet9_takes_grey_images() -> None:
+    task = ImageTask(model="resnet9", width=2)
+    assert task.network().arguments["channels"] == 1
+    assert task.network().build()(task.example()).shape == (64, 10)
+
+
+def test_validation_images_are_the_last_that_would_be_trained_on() -> None:
+    whole, part = ImageTask(limit=300), ImageTask(limit=300, validation=100)
+    assert torch.equal(part.held_out[1], _labels(whole)[200:])
+    assert torch.equal(_labels(part), _labels(whole)[:200])
+    assert len(whole.held_out[1]) > 100, "all test images"
+
+
+def _labels(task: ImageTask) -> torch.Tensor:
+    return task.batches.part[1]
+
+
+def test_validation_must_leave_a_batch() -> None:
+    with pytest.raises(
+        ValueError, match="data.validation must leave a batch of 64 of the 100 training images, got 40"
+    ):
+        ImageTask(limit=100, validation=40)
+
+
+def test_shuffled_labels_are_those_of_other_images() -> None:
+    usual, shuffled, again = ImageTask(), ImageTask(shuffled_labels=True), ImageTask(shuffled_labels=True)
+    assert not torch.equal(_labels(usual), _labels(shuffled))
+    assert torch.equal(_labels(shuffled), _labels(again))
+    assert torch.equal(_labels(usual).bincount(), _labels(shuffled).bincount())
+    assert torch.equal(usual.held_out[1], shuffled.held_out[1])
+
+
+def test_a_transformer_xl_starts_as_it_is_told() -> None:
+    for start, std in ((None, 0.02), (0.08, 0.08)):
+        values = {"data": {"task": "text"}, "model": {"model": "transformer-xl", "width": 64, "depth": 1}}
+        if start is not None:
+            values["model"]["initial_std"] = start
+        config = Config().with_values(values)
+        task = make_task(config)
+        torch.manual_seed(0)
+        model = task.network().build()
+        assert float(model.layers[0].attention.query.weight.detach().std()) == pytest.approx(std, rel=0.1)
+        drawn = config.with_values({"method": {"reservoir": "implicit"}})
+        resolved = resolve(drawn, task)
+        model, _ = build(resolved, task.network(), make_method(resolved))
+        weight = model.layers[0].attention.query.weight
+        assert float(weight.theta().std()) == pytest.approx(std, rel=0.1)
 
 
 # ---- presets --------------------------------------------------------------------------------------------

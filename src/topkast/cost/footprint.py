@@ -396,7 +396,5 @@ def _missing(k: int, d: float) -> float:
     group = _SIZES.group
     turns = [cmath.rect(1, 2 * math.pi * m / group) for m in range(group)]
     powers = [(1 - d + d * turn) ** k for turn in turns]
-    chances = [
-        sum(p * turns[-m * j % group] for m, p in enumerate(powers)).real / group for j in range(group)
-    ]
-    return sum(-j % group * chance for j, chance in enumerate(chances))
+    chance = [sum(p * turns[-m * j % group] for m, p in enumerate(powers)).real / group for j in range(group)]
+    return sum(-j % group * chance[j] for j in range(group))

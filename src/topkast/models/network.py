@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topkast.models.resnet import resnet18, resnet20, resnet50
+from topkast.models.resnet import ResNet9, resnet18, resnet20, resnet50
 from topkast.models.simple import MLP, Decoder
 from topkast.models.transformer_xl import TransformerXL
 
@@ -118,6 +118,13 @@ CATALOGUE: Mapping[str, Entry] = {
         {"width": 16, "depth": 20, "classes": 10, "image_size": 32},
         "images",
         lambda s: {"num_classes": s["classes"], "depth": s["depth"], "width": s["width"]},
+        _pictures,
+    ),
+    "resnet9": Entry(
+        ResNet9,
+        {"width": 32, "classes": 10, "image_size": 32},
+        "images",
+        lambda s: {"num_classes": s["classes"], "width": s["width"]},
         _pictures,
     ),
     "transformer-xl": Entry(

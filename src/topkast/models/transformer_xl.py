@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,8 @@ class TransformerXL(nn.Module):
         pre_norm: Whether norms stand before each part of a layer, with one more at the end, instead of after
             adding its output to its input.
         clamp_length: The largest distance that positions tell apart.
+        initial_std: Standard deviation of all weights at the start. That of the published networks is far
+            below 1/√width in a narrow one, which then hardly learns.
 
     Raises:
         ValueError: A size that cannot be, or sizes that do not fit each other.
@@ -70,6 +73,7 @@ class TransformerXL(nn.Module):
         tie_biases: bool = False,
         pre_norm: bool = False,
         clamp_length: int | None = None,
+        initial_std: float = INITIAL_STD,
     ) -> None:
         super().__init__()
         _check_sizes(d_model, depth=depth, d_ff=d_ff, clamp_length=clamp_length)
@@ -95,7 +99,7 @@ class TransformerXL(nn.Module):
         self.softmax = AdaptiveSoftmax(
             clusters, tied=self.embedding if tie_embeddings else None, tie_projections=tie_projections
         )
-        self.apply(initialise)
+        self.apply(partial(initialise, std=initial_std))
 
     @property
     def memory_length(self) -> int:
@@ -224,14 +228,14 @@ class Layer(nn.Module):
         return drop(x, self.dropout, self.training)
 
 
-def initialise(module: nn.Module) -> None:
-    """How the layers of a Transformer-XL start: weights normal with standard deviation 0.02, biases at zero.
+def initialise(module: nn.Module, std: float = INITIAL_STD) -> None:
+    """How the layers of a Transformer-XL start: weights normal with this standard deviation, biases at zero.
 
     For one module, as `nn.Module.apply` calls it, or `topkast.sparsify` with ``initialise=`` for what stays
     dense (sparse layers then take ``init=topkast.Normal(0.02)``).
     """
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=INITIAL_STD)
+        nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 

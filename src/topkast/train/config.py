@@ -94,7 +94,7 @@ def read_config(path: Path, base: Config | None = None) -> Config:
         ValueError: Not TOML, of another format, or with something that is not an option.
         OSError: It cannot be read.
     """
-    values = _parse(path)
+    values = _parsed(path.read_bytes(), path)
     # Every file that a program wrote has the first two; what 0.2 writes has the third too.
     is_older = all(_has(values, name) for name in ("format", "run.tensorboard"))
     if not is_older or _has(values, "method.letter"):
@@ -109,9 +109,19 @@ def read_run_config(path: Path) -> Config:
         ValueError: It is missing, empty or cut; or see `read_config`.
     """
     try:
-        values = _parse(path)
+        return run_config_of(path.read_bytes(), path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; {_WAY_OUT}") from None
+
+
+def run_config_of(content: bytes, path: Path) -> Config:
+    """The same from the content of that file.
+
+    Raises:
+        ValueError: As for `read_run_config`; it names `path`.
+    """
+    try:
+        values = _parsed(content, path)
     except ValueError as error:
         raise ValueError(f"{error}; {_WAY_OUT}") from None
     config = _config(path, values, Config().with_values(_BEFORE))  # first: a wrong name or value says more
@@ -147,9 +157,9 @@ def _as_it_was(config: Config) -> Config:
     return config.with_values({"method": missing})
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _parsed(content: bytes, path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode())
+        return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from None
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topkast.data.batches import ImageBatches
+from topkast.data.batches import ImageBatches, generator
 from topkast.data.cifar import read_cifar10
 from topkast.data.datasets import DATA_SETS, find_dataset
 from topkast.data.image_stream import MEAN, STD, ImageStream
@@ -51,12 +51,15 @@ def _accuracy(model: nn.Module, batches: Iterable[Part]) -> float:
 class ImageTask(_Classification):
     """Images of one size, by default scikit-learn's digits, by an MLP or a residual network.
 
-    With `is_unread` a published set is not read: enough for a forecast.
+    With `validation` so many training images are held out in place of the test images, for whoever chooses
+    settings. With `is_unread` a published set is not read: enough for a forecast.
     """
 
     dataset: str | None = None
     data: Path | None = None
     limit: int | None = None
+    validation: int | None = None
+    shuffled_labels: bool = False
     seed: int = 0
     model: str = "mlp"
     hidden: tuple[int, ...] = (256, 128)
@@ -76,6 +79,10 @@ class ImageTask(_Classification):
         self.classes = images.classes
         x, y = (part[: self.limit] for part in images.train)
         self.held_out = images.held_out
+        if self.validation is not None:
+            (x, y), self.held_out = self._without_test((x, y))
+        if self.shuffled_labels:
+            y = y[torch.randperm(len(y), generator=generator("labels", self.seed))]
         mean, std = ByteImages((x, y), images.held_out, images.classes).mean_std()
         self.mean, self.std = mean.tolist(), std.tolist()
         augment = self.model != "mlp" if self.augment is None else self.augment
@@ -83,6 +90,17 @@ class ImageTask(_Classification):
         self.shape = tuple(x.shape[1:])
         self.units_per_step = self.batch
         self.title = f"images of {where}: {len(y):,} for training, {len(self.held_out[1]):,} others held out"
+
+    def _without_test(self, images: Part) -> tuple[Part, Part]:
+        """Training images, and the last of them held out."""
+        rest = len(images[1]) - (self.validation or 0)
+        if rest < self.batch:
+            raise ValueError(
+                f"data.validation must leave a batch of {self.batch} of the {len(images[1]):,} training "
+                f"images, got {self.validation}"
+            )
+        x, y = images
+        return (x[:rest], y[:rest]), (x[rest:], y[rest:])
 
     def _read(self) -> tuple[ByteImages, str]:
         if self.dataset is not None:
@@ -111,11 +129,14 @@ class ImageTask(_Classification):
         if self.model == "mlp":
             inputs = torch.Size(self.shape).numel()
             return Network("mlp", {"sizes": (inputs, *self.hidden, len(self.classes))})
-        if self.shape[0] != 3:
-            raise ValueError(
-                f"a {self.model} takes images of 3 channels, these have {self.shape[0]}; use --model mlp"
-            )
         sizes = {name: getattr(self, name) for name in ("width", "depth") if getattr(self, name) is not None}
+        if self.model == "resnet9":
+            sizes["channels"] = self.shape[0]
+        elif self.shape[0] != 3:
+            raise ValueError(
+                f"a {self.model} takes images of 3 channels, these have {self.shape[0]}; use --model resnet9 "
+                "or mlp"
+            )
         return Network(self.model, {"num_classes": len(self.classes), **sizes})
 
     def inputs(self) -> dict[str, Any]:

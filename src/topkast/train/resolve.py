@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,10 @@ def dense_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-_MODELS = {"text": ("decoder", "transformer-xl"), "images": ("mlp", "resnet20", "resnet18", "resnet50")}
+_MODELS = {
+    "text": ("decoder", "transformer-xl"),
+    "images": ("mlp", "resnet9", "resnet20", "resnet18", "resnet50"),
+}
 
 
 def make_task(config: Config, *, is_unread: bool = False) -> Task:
@@ -275,6 +279,8 @@ def _shared(config: Config) -> dict[str, Any]:
     chosen = {
         "dataset": config.data.dataset,
         "test_limit": config.data.test_limit,
+        "validation": config.data.validation,
+        "shuffled_labels": config.data.shuffled_labels,
         "batch": train.batch,
         "augment": train.augment,
         "label_smoothing": train.label_smoothing,
@@ -296,7 +302,7 @@ def build(config: Config, network: Network, method: Method | None) -> tuple[nn.M
         return model, None
     start: dict[str, Any] = {"init": _starts(config, model, _drawn(network) if is_implicit else {})}
     if is_implicit and network.name == "transformer-xl":
-        start["initialise"] = initialise
+        start["initialise"] = partial(initialise, std=_initial_std(network))
     sparse = sparsify(
         model,
         method,
@@ -319,10 +325,14 @@ def build(config: Config, network: Network, method: Method | None) -> tuple[nn.M
 def _drawn(network: Network) -> dict[str, Initial]:
     """What layers are drawn from, by name or for all (`*`), where that is not what torch draws them from."""
     if network.name == "transformer-xl":
-        return {"*": Normal(INITIAL_STD)}
+        return {"*": Normal(_initial_std(network))}
     if network.name == "decoder":
         return {"embedding": Normal(network.arguments.get("embedding_std", EMBEDDING_STD))}
     return {}
+
+
+def _initial_std(network: Network) -> float:
+    return network.arguments.get("initial_std", INITIAL_STD)
 
 
 def _starts(config: Config, model: nn.Module, own: Mapping[str, Initial]) -> Init | None:

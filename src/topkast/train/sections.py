@@ -12,7 +12,7 @@ from topkast.train.options import option
 
 TASKS = ("text", "images")
 DATASETS = tuple(DATA_SETS)
-MODELS = ("decoder", "transformer-xl", "mlp", "resnet20", "resnet18", "resnet50")
+MODELS = ("decoder", "transformer-xl", "mlp", "resnet9", "resnet20", "resnet18", "resnet50")
 ENGINES = ("auto", *reversed(engines.ENGINES))
 
 
@@ -33,6 +33,13 @@ class DataOptions:
     limit: int | None = option(
         int, None, "use only so many bytes, words or images for training", least=1, metavar="N"
     )
+    validation: int | None = option(
+        int, None, "hold out the last N training images in place of the test images (small images)",
+        least=1, metavar="N",
+    )  # fmt: skip
+    shuffled_labels: bool | None = option(
+        bool, None, "give the training images each other's labels: a control (small images)"
+    )
     test_limit: int | None = option(
         int, None, "test on so many bytes or words at the end (xl; all of them)", least=2, metavar="N"
     )
@@ -43,7 +50,7 @@ class ModelOptions:
     """The network. Each takes some of these; another one is answered with those it takes."""
 
     model: str | None = option(
-        str, None, "decoder, transformer-xl (text); mlp, resnet20, resnet18, resnet50 (images)",
+        str, None, "decoder, transformer-xl (text); mlp, resnet9, resnet20, resnet18, resnet50 (images)",
         choices=MODELS, metavar="NAME",
     )  # fmt: skip
     width: int | None = option(
@@ -61,6 +68,9 @@ class ModelOptions:
     )  # fmt: skip
     embedding_std: float | None = option(
         float, None, "standard deviation of the embedding at the start (decoder; 0.1)", least=0, metavar="S"
+    )
+    initial_std: float | None = option(
+        float, None, "standard deviation of all weights at the start (xl; 0.02)", least=0, metavar="S"
     )
     memory: int | None = option(int, None, "symbols to remember in training (xl)", least=0, metavar="N")
     eval_memory: int | None = option(

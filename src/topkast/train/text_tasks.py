@@ -18,7 +18,7 @@ from topkast.data.segments import Segments, evaluation_segments
 from topkast.data.wikitext import EDITIONS, read_wikitext
 from topkast.models.network import Network
 from topkast.models.simple import EMBEDDING_STD
-from topkast.models.transformer_xl import TransformerXL
+from topkast.models.transformer_xl import INITIAL_STD, TransformerXL
 from topkast.train.task import Task, device_of
 
 
@@ -133,6 +133,7 @@ class RecurrentTask(Task):
     window: int = 128
     memory: int = 128
     eval_memory: int | None = None
+    initial_std: float = INITIAL_STD
     dropout: float = 0.0
     cutoffs: tuple[int, ...] = ()
     div_val: int = 1
@@ -167,7 +168,8 @@ class RecurrentTask(Task):
     def sizes(self) -> dict[str, Any]:
         names = ("width", "depth", "heads", "window", "memory", "dropout", "cutoffs", "div_val", "batch")
         sizes = {name: getattr(self, name) for name in names}
-        return {**sizes, "inner": self._inner, "eval_memory": self._eval_memory}
+        own = {} if self.initial_std == INITIAL_STD else {"initial_std": self.initial_std}
+        return {**sizes, **own, "inner": self._inner, "eval_memory": self._eval_memory}
 
     @property
     def _inner(self) -> int:
@@ -188,6 +190,8 @@ class RecurrentTask(Task):
             "dropout": self.dropout,
             "dropatt": self.dropout,
         }
+        if self.initial_std != INITIAL_STD:
+            arguments["initial_std"] = self.initial_std
         if self.text.words is None:
             return Network("transformer-xl", {**arguments, "tie_biases": True})
         # The tails' projections are tied, the head's is not: docs/networks.md.
