@@ -25,7 +25,8 @@ from topkast.nn import registry
 from topkast.nn.layers import Linear
 from topkast.report import read_run
 from topkast.reproduce.contest import contender
-from topkast.reproduce.scales import TINY, other
+from topkast.reproduce.recipes import other
+from topkast.reproduce.scales import TINY
 
 
 @dataclass(frozen=True)

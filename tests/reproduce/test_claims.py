@@ -7,6 +7,7 @@ import math
 import pytest
 
 from topkast.report.groups import Group
+from topkast.reproduce.budgets import at_equal
 from topkast.reproduce.catalogue import EXPERIMENTS, choose
 from topkast.reproduce.claims import (
     FAILS,
@@ -16,16 +17,19 @@ from topkast.reproduce.claims import (
     NOISE,
     NOT_LEARNED,
     OPEN,
+    Bar,
     Claim,
     Difference,
-    Learned,
     at_equal_flops,
+    bar_missed,
     beats,
+    fell_short,
     judge,
 )
 from topkast.reproduce.published import names, published
-from topkast.reproduce.scales import other
-from topkast.store.run import Progress, Run
+from topkast.reproduce.recipes import CONTROLS, other, topkast
+from topkast.reproduce.scales import TINY
+from topkast.store.run import Bytes, End, Progress, Run
 
 
 def outcome(
@@ -96,58 +100,87 @@ def test_a_margin_is_in_points_or_in_hundredths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("qualities", "higher", "unit", "verdict"),
+    ("qualities", "higher", "unit", "misses"),
     [
-        ((600, 600), False, "perplexity", HOLDS),  # the bar itself is enough
-        ((590, 612), False, "perplexity", NOT_LEARNED),  # their mean is 601
-        ((601,), False, "perplexity", NOT_LEARNED),
-        ((math.nan, 500), False, "perplexity", NOT_LEARNED),
-        ((601, 601), False, "bits per byte", HOLDS),  # the rule is about another unit
-        ((601, 601), True, "points", HOLDS),
-        ((599, 599), True, "points", NOT_LEARNED),
+        ((600, 600), False, "perplexity", False),  # the bar itself is enough
+        ((590, 612), False, "perplexity", True),  # their mean is 601
+        ((601,), False, "perplexity", True),
+        ((math.nan, 500), False, "perplexity", True),
+        ((601, 601), False, "bits per byte", False),  # the rule is about another unit
+        ((601, 601), True, "points", False),
+        ((599, 599), True, "points", True),
     ],
 )
-def test_a_claim_on_networks_that_have_not_learned_is_not_judged(
-    qualities: tuple[float, ...], higher: bool, unit: str, verdict: str
+def test_a_dense_network_has_to_reach_its_bar(
+    qualities: tuple[float, ...], higher: bool, unit: str, misses: bool
 ) -> None:
-    rows = {"a": (2.0, 2.0), "b": (1.0, 1.0)} if higher else {"a": (1.0, 1.0), "b": (2.0, 2.0)}
-    found = {name: outcome(name, *row, higher=higher, unit=unit) for name, row in rows.items()}
-    found["dense"] = outcome("dense", *qualities, higher=higher, unit=unit)
-    rule = Learned("dense", "points" if unit == "points" else "perplexity", 600)
-    assert judge(Claim("", "", beats(("a", "b"))), found, rule).verdict == verdict
-    assert judge(Claim("", "", beats(("a", "b"))), found).verdict == HOLDS, "without the rule"
+    found = outcome("dense", *qualities, higher=higher, unit=unit)
+    bar = Bar("points" if unit == "points" else "perplexity", 600, "because")
+    assert bool(bar_missed("dense", found, bar)) is misses
+    assert bar_missed("dense", found, None) == ""
+
+
+@pytest.mark.parametrize(
+    ("quality", "higher", "unit", "expected", "misses"),
+    [
+        (86.0, True, "points", 88.0, False),  # an error of 14 for 12
+        (85.0, True, "points", 88.0, True),  # 15, more than 1.2 times 12
+        (10.0, True, "points", 88.0, True),
+        (3.1, False, "bits per byte", 2.6, False),
+        (3.2, False, "bits per byte", 2.6, True),
+        (math.nan, False, "bits per byte", 2.6, True),
+        (math.nan, True, "points", None, True),
+        (3.2, False, "bits per byte", None, False),  # nobody has looked for its rate
+    ],
+)
+def test_a_row_has_to_be_about_as_good_as_when_its_rate_was_looked_for(
+    quality: float, higher: bool, unit: str, expected: float | None, misses: bool
+) -> None:
+    found = outcome("a", quality, quality, higher=higher, unit=unit)
+    assert bool(fell_short("a", found, expected)) is misses
+
+
+def test_claims_on_what_has_not_learned_are_not_judged() -> None:
+    found = {"a": outcome("a", 2, 2), "b": outcome("b", 1, 1), "c": outcome("c", 0, 0)}
+    claim = Claim("", "", beats(("a", "b")))
+    assert judge(claim, found).verdict == HOLDS
+    assert judge(claim, found, {"a": "", "c": "c has not"}).verdict == HOLDS, "it does not look at c"
+    missed = judge(claim, found, {"b": "b has 1 and should have 2"})
+    assert missed.verdict == NOT_LEARNED
+    assert missed.numbers.startswith("b has 1 and should have 2; a over b: ")
+    assert judge(claim, found, {"": "the dense network has not"}).verdict == NOT_LEARNED
+    assert judge(Claim("", "", beats(("a", "missing"))), found, {"": "no"}).verdict == OPEN
 
 
 def test_what_has_not_learned_is_said_with_its_numbers() -> None:
-    found = {name: outcome(name, 1158.4, 1158.4, higher=False, unit="perplexity") for name in ("dense", "a")}
-    verdict = judge(Claim("", "", beats(("a", "dense"))), found, Learned("dense", "perplexity", 600))
-    assert verdict.numbers.startswith(
-        "dense has 1,158 perplexity and should have at most 600; a over dense: "
+    found = outcome("dense", 1158.4, 1158.4, higher=False, unit="perplexity")
+    assert bar_missed("dense", found, Bar("perplexity", 600, "")) == (
+        "dense has 1,158 perplexity and should have at most 600"
+    )
+    assert fell_short("RigL", outcome("RigL", 30.0, 30.0), 80.0) == (
+        "RigL has 30.0 points, and validation data gave 80 when its rate was looked for"
     )
 
 
-def test_without_its_row_nobody_knows_whether_they_have_learned() -> None:
-    found = {"a": outcome("a", 1, 1), "b": outcome("b", 2, 2)}
-    assert judge(Claim("", "", beats(("b", "a"))), found, Learned("dense", "points", 1)).verdict == OPEN
-
-
-@pytest.mark.parametrize(("dense", "counts"), [(1158.0, False), (601.0, False), (599.0, True)])
-def test_table_3_counts_only_if_its_dense_network_has_learned(dense: float, counts: bool) -> None:
-    table = EXPERIMENTS["wikitext-103"]
+@pytest.mark.parametrize(("mine", "verdict"), [(86.0, HOLDS), (84.0, FAILS)])
+def test_at_equal_cost_the_dense_network_is_found_between_two_widths(mine: float, verdict: str) -> None:
     found = {
-        row.label: outcome(row.label, dense, dense + 1, higher=False, unit="perplexity") for row in table.rows
+        "dense": outcome("dense", 90, 90, flops=0.4),
+        "narrow": outcome("narrow", 80, 80, flops=0.1),
+        "ours": outcome("ours", mine, mine, flops=0.2),  # half-way on a logarithmic scale: 85
     }
-    verdicts = [one.verdict for one in table.judged(found)]
-    assert len(verdicts) == 3
-    assert (NOT_LEARNED not in verdicts) is counts
-    assert counts or set(verdicts) == {NOT_LEARNED}
-    in_bytes = {row.label: outcome(row.label, 1158, 1158, higher=False) for row in table.rows}
-    assert NOT_LEARNED not in [one.verdict for one in table.judged(in_bytes)]
+    test = at_equal("FLOPs", "ours", ("dense", "narrow"))
+    assert judge(Claim("", "", test), found).verdict == verdict
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.name)
-def test_what_must_have_learned_is_a_row(experiment) -> None:
-    assert experiment.learned is None or experiment.learned.row in [row.label for row in experiment.rows]
+def test_what_costs_less_than_every_dense_network_is_compared_with_the_cheapest() -> None:
+    found = {
+        "dense": outcome("dense", 90, 90, flops=0.4),
+        "narrow": outcome("narrow", 80, 80, flops=0.1),
+        "ours": outcome("ours", 81, 81, flops=0.01),
+    }
+    (difference,) = at_equal("FLOPs", "ours", ("dense", "narrow"))(found)
+    assert difference.mean == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("rival", "verdict"), [(86.0, FAILS), (84.0, HOLDS)])
@@ -169,7 +202,10 @@ def test_every_claim_is_about_rows_that_are_there(experiment) -> None:
     assert set(experiment.published.values) <= set(labels)
     if experiment.name in ("figure-3a", "figure-3b"):  # about masks, see test_reproduce.py
         return
-    found = {label: outcome(label, 50.0 + i, 50.0 + i) for i, label in enumerate(labels)}
+    found = {label: outcome(label, 50.0 + i, 50.0 + i, flops=1 / (1 + i)) for i, label in enumerate(labels)}
+    for group in found.values():
+        group.first.parameters["used"] = group.first.flops_per_step["sparse"]
+        group.first.end = End(10, 1.0, Bytes({}, 100, 100), None, None)
     for claim in experiment.claims:
         assert judge(claim, found).verdict in (HOLDS, FAILS)
 
@@ -190,8 +226,18 @@ def test_names_are_chosen_in_the_papers_order() -> None:
 
 
 def test_the_control_takes_exploration_away_from_topkast_alone() -> None:
-    table = EXPERIMENTS["table-1"].without_exploration()
+    table = EXPERIMENTS["table-1"].changed(CONTROLS["no-exploration"])
     assert all(row.recipe.backward == row.recipe.forward for row in table.rows)
     assert all(row.recipe.exploration is None for row in table.rows)
     dense = other("images", "dense")
-    assert dense.without_exploration() == dense
+    assert CONTROLS["no-exploration"](dense) == dense
+
+
+def test_the_other_controls_spoil_the_rate_or_the_labels() -> None:
+    ours, dense = topkast("images", 0.9, 0.8), other("images", "dense")
+    usual, spoilt = (TINY.config(r, 0, is_forecast=True) for r in (ours, CONTROLS["wrong-rate"](ours)))
+    assert spoilt.train.lr == pytest.approx(30 * (usual.train.lr or 0))
+    assert CONTROLS["wrong-rate"](dense) == dense
+    for recipe in (ours, dense):
+        shuffled = TINY.config(CONTROLS["shuffled-labels"](recipe), 0, is_forecast=True)
+        assert shuffled.data.shuffled_labels is True

@@ -14,7 +14,7 @@ import pytest
 from topkast.cli.main import main
 from topkast.reproduce import contest
 from topkast.reproduce.contest import contender
-from topkast.reproduce.scales import Recipe
+from topkast.reproduce.recipes import Recipe
 from topkast.train.config import Config
 from topkast.train.session import Stopped
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +19,12 @@ import torch
 
 from topkast.cli.main import main
 from topkast.reproduce import farm
+from topkast.reproduce.archive import Archive
 from topkast.reproduce.catalogue import EXPERIMENTS
-from topkast.reproduce.experiment import find
+from topkast.reproduce.experiment import find, in_folders
 from topkast.reproduce.farm import place
-from topkast.reproduce.scales import SCALES, TINY, topkast
+from topkast.reproduce.recipes import topkast
+from topkast.reproduce.scales import SCALES, TINY
 from topkast.reproduce.worker import work
 from topkast.train.resolve import make_method
 
@@ -105,7 +109,7 @@ def test_tables_figures_and_a_page(reproduce, tmp_path: Path, capsys) -> None:
     assert 0 <= result["quality"] <= 100
     assert not list((folder / "runs").glob("*/run/checkpoints/*"))
     # Masks are compared between checkpoints 5/32 of the run apart.
-    found = find(EXPERIMENTS["figure-3a"], SHORT, range(2), folder)
+    found = find(EXPERIMENTS["figure-3a"], SHORT, range(2), in_folders(SHORT, folder))
     masks = found.groups["Top-KAST 80/50"].results[0]["masks"]
     assert [m["to"] - m["from"] for m in masks[:5]] == [10] * 5
     assert all(0 <= share <= 1 for m in masks for share in m["layers"].values())
@@ -179,7 +183,8 @@ def test_a_dry_run_says_what_it_takes(capsys) -> None:
         (["table-1", "--scale", "huge"], "--scale must be one of"),
         (["table-1", "--seeds", "0"], "--seeds must be at least 1"),
         (["table-1", "--scale", "small"], "cifar-10"),
-        (["--document", "x.md", "--out", "nothing"], "no finished table"),
+        (["--document", "x.md"], "no finished table"),
+        (["table-1", "--document", "x.md"], "it goes with --results and --seeds alone"),
     ],
 )
 def test_mistakes_are_answered(words: list[str], message: str, capsys, tmp_path: Path, monkeypatch) -> None:
@@ -188,18 +193,48 @@ def test_mistakes_are_answered(words: list[str], message: str, capsys, tmp_path:
     assert message in capsys.readouterr().err
 
 
-def test_the_document_has_what_is_there(reproduce, tmp_path: Path) -> None:
-    reproduce("figure-3a", "--seeds", "2")
+def test_the_document_is_made_from_kept_results_alone(reproduce, tmp_path: Path, capsys, monkeypatch) -> None:
+    results = tmp_path / "r"
+    with_fallback(monkeypatch)
+    assert reproduce("figure-3a", "--seeds", "2", "--results", str(results)) == 0
+    lines = (results / "tiny.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) < 20_000
+    table = (tmp_path / "tiny/figure-3a.csv").read_text()
+    # Without the folders of runs the same tables come out, and nothing is trained.
+    shutil.rmtree(tmp_path / "tiny")
+    capsys.readouterr()
+    assert reproduce("figure-3a", "--seeds", "2", "--results", str(results)) == 0
+    assert "2 runs, 2 of them finished before" in capsys.readouterr().out
+    again = (tmp_path / "tiny/figure-3a.csv").read_text()
+    assert [r[:4] for r in csv.reader(again.splitlines())] == [r[:4] for r in csv.reader(table.splitlines())]
     # The runs of a trial are not those of the scale: the document has none of them.
-    assert main(["reproduce", "--document", str(tmp_path / "r.md"), "--out", str(tmp_path)]) == 2
-    words = ["reproduce", "--document", str(tmp_path / "r.md"), "--out", str(tmp_path), "--steps", str(STEPS)]
-    assert main([*words, "--seeds", "2"]) == 0
+    assert main(["reproduce", "--document", str(tmp_path / "r.md")]) == 2
+    words = ["reproduce", "--document", str(tmp_path / "r.md"), "--steps", str(STEPS), "--seeds", "2"]
+    assert main(words) == 0
     text = (tmp_path / "r.md").read_text()
     assert "The mask stabilises over time." in text
     assert "topkast reproduce figure-3a --scale tiny" in text
     assert (tmp_path / "r/tiny-figure-3a.svg").is_file()
     assert "exploration-size" not in text, "of which no row was run"
     assert "| time |" not in text, "of rows that may have met another machine"
+    before = text, (tmp_path / "r/tiny-figure-3a.svg").read_text()
+    assert main(words) == 0
+    assert ((tmp_path / "r.md").read_text(), (tmp_path / "r/tiny-figure-3a.svg").read_text()) == before
+
+
+def with_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document looks for the first data set of a workload: here that is the one that every machine has."""
+    for one in SCALES.values():
+        chosen = {name: (choices[-1],) for name, choices in one.workloads.items()}
+        monkeypatch.setitem(SCALES, one.name, dataclasses.replace(one, workloads=chosen))
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"name": "a"}', '{"name": "a", "label": "", "result": {}}'])
+def test_a_damaged_archive_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "tiny.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match="tiny.jsonl, line 1 is not a run that `topkast reproduce` has kept"):
+        Archive.read(tmp_path, "tiny")
 
 
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(reproduce, tmp_path: Path) -> None:

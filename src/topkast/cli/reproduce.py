@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from topkast.extras import load_matplotlib
+from topkast.reproduce import tuned_rates
+from topkast.reproduce.archive import Archive
+from topkast.reproduce.calibration import find_rates
 from topkast.reproduce.catalogue import EXPERIMENTS, choose
-from topkast.reproduce.experiment import Experiment, Findings, find, prepare
-from topkast.reproduce.farm import run_all
+from topkast.reproduce.experiment import Experiment, Findings, find, in_archive, in_folders, prepare
+from topkast.reproduce.farm import Harvest, Measured, Place, run_all
 from topkast.reproduce.pages import verdict_counts, write_document, write_pages
+from topkast.reproduce.recipes import CONTROLS
 from topkast.reproduce.scales import SCALES, Scale, scale
 from topkast.reproduce.tables import dry_run
 from topkast.train.session import Stopped
-
-_CONTROL = "no-exploration"
 
 
 def add_parser(commands: Any) -> None:
@@ -47,14 +49,28 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--keep-networks", action="store_true", help="keep the checkpoints of finished runs")
     parser.add_argument(
         "--control",
-        choices=(_CONTROL,),
-        help="run Top-KAST with B = A, to see that claims on exploration then fail",
+        choices=tuple(CONTROLS),
+        help="run Top-KAST with B = A, or at 30 times its rate, or all on shuffled labels, to see that "
+        "claims then fail or are not counted",
     )
     parser.add_argument(
         "--document",
         type=Path,
         metavar="FILE",
-        help="write all finished results, of all scales, to this Markdown file",
+        help="write all kept results, of all scales, to this Markdown file",
+    )
+    parser.add_argument(
+        "--find-rates",
+        type=Path,
+        metavar="FILE",
+        help="look for the learning rates of all rows on validation data, and keep them in this file",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FOLDER",
+        help="keep results here as JSON lines, and do not run again what is there (with --document: the "
+        "folder of its name beside it)",
     )
     parser.set_defaults(run=run)
 
@@ -75,56 +91,80 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("name tables or figures, or all; --list shows what there is")
     experiments = choose(options.names)
     if options.control:
-        experiments = [experiment.without_exploration() for experiment in experiments]
+        experiments = [experiment.changed(CONTROLS[options.control]) for experiment in experiments]
     if options.dry_run:
         print(dry_run(experiments, chosen, len(seeds)))
         return 0
-    load_matplotlib()  # says what to install before anything is trained
     out = options.out / chosen.name
-    code, failed = 0, {}
+    if options.find_rates is not None:
+        return _find_rates(experiments, chosen, out, jobs, options.find_rates)
+    load_matplotlib()  # says what to install before anything is trained
+    archive = None if options.results is None else Archive.read(options.results, chosen.name)
+    harvest = Harvest()
     if not options.no_run:
-        places = prepare(experiments, chosen, seeds, out)
-        finished = sum(here.is_finished for here in places)
-        print(f"{len(places)} runs, {finished} of them finished before", flush=True)
-        more = ["keep"] if options.keep_networks else []
-        harvest = run_all(places, jobs=jobs, more=more, say=partial(print, flush=True))
-        code, failed = harvest.exit_code, harvest.failed
+        harvest = _train(prepare(experiments, chosen, seeds, out), archive, jobs, options.keep_networks)
+    look = in_folders(chosen, out, archive)
+    findings = [find(experiment, chosen, seeds, look) for experiment in experiments]
     pages = out / f"control-{options.control}" if options.control else out
-    return _show(experiments, chosen, seeds, out, pages, options, code, failed)
+    return _show(findings, pages, options, harvest)
 
 
-def _show(
-    experiments: Sequence[Experiment],
-    chosen: Scale,
-    seeds: range,
-    out: Path,
-    pages: Path,
-    options: argparse.Namespace,
-    code: int,
-    failed: dict[str, str],
-) -> int:
-    findings = [find(experiment, chosen, seeds, out) for experiment in experiments]
+def _find_rates(experiments: Sequence[Experiment], chosen: Scale, out: Path, jobs: int, file: Path) -> int:
+    harvest = find_rates(
+        experiments,
+        chosen,
+        out,
+        tuned_rates.read(file),
+        jobs=jobs,
+        say=partial(print, flush=True),
+        keep=partial(tuned_rates.write, file),
+    )
+    print(f"written: {file}" if harvest.exit_code == 0 else "stopped; the same command goes on")
+    return harvest.exit_code
+
+
+def _train(places: Sequence[Measured], archive: Archive | None, jobs: int, keeps: bool) -> Harvest:
+    """Finishes what is not finished and not in the archive, and keeps it there."""
+
+    def done(here: Place) -> None:
+        if archive is not None and isinstance(here, Measured):
+            archive.keep(here)
+
+    for here in places:
+        done(here)  # those that were finished without an archive
+    missing = [p for p in places if archive is None or p.folder.name not in archive.runs]
+    finished = len(places) - sum(not p.is_finished for p in missing)
+    print(f"{len(places)} runs, {finished} of them finished before", flush=True)
+    return run_all(
+        missing, jobs=jobs, more=["keep"] if keeps else [], say=partial(print, flush=True), done=done
+    )
+
+
+def _show(findings: Sequence[Findings], pages: Path, options: argparse.Namespace, harvest: Harvest) -> int:
     print(_verdicts(findings))
     print(f"page: {write_pages(findings, pages, _command(options))}")
-    if code != 0:
+    failed = harvest.failed
+    if harvest.exit_code != 0:
         print(f"stopped; the same command goes on: {_command(options)}")
     elif failed:
         names = "; ".join(f"{label}: {why}" for label, why in failed.items())
         raise Stopped(f"{len(failed)} runs failed ({names}); the others are on the page")
-    return code
+    return harvest.exit_code
 
 
 def _document(options: argparse.Namespace) -> Path:
     if options.names or options.dry_run or options.control:
-        raise ValueError("--document writes all that is there: it goes with --out and --seeds alone")
+        raise ValueError("--document writes all that is there: it goes with --results and --seeds alone")
     load_matplotlib()
+    page: Path = options.document
+    results = page.parent / page.stem if options.results is None else options.results
     by_scale = {}
     for one in SCALES.values():
         if options.steps is not None:
             one = one.with_steps(options.steps)
-        seeds = range(options.seeds or one.seeds)
-        by_scale[one.name] = [find(e, one, seeds, options.out / one.name) for e in EXPERIMENTS.values()]
-    return write_document(by_scale, options.document)
+        seeds, look = range(options.seeds or one.seeds), in_archive(one, Archive.read(results, one.name))
+        by_scale[one.name] = [find(experiment, one, seeds, look) for experiment in EXPERIMENTS.values()]
+    return write_document(by_scale, page)
 
 
 def _positive(value: int | None, default: int, flag: str) -> int:
@@ -167,4 +207,5 @@ def _command(options: argparse.Namespace) -> str:
     flags = {"--seeds": options.seeds, "--steps": options.steps, "--jobs": jobs, "--control": options.control}
     for flag, value in flags.items():
         words += [] if value is None else [flag, str(value)]
-    return shlex.join([*words, "--out", str(options.out)])
+    results = [] if options.results is None else ["--results", str(options.results)]
+    return shlex.join([*words, "--out", str(options.out), *results])

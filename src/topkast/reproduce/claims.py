@@ -11,8 +11,9 @@ freedom, a difference
 
 One seed says nothing of the noise: the difference holds *for one seed* if d > -margin, or else does not. The
 margin is 0 for "better than" and the size of what counts as equal for "comparable". A claim holds if all of
-its differences do, and does not if one does not. Claims on networks that have not learned (`Learned`) are not
-counted, whatever their differences are.
+its differences do, and does not if one does not. Claims on networks that have not learned are not counted,
+whatever their differences are: the dense network misses the bar of its kind (`Bar`), or a row is much worse
+than what was found when its rate was looked for.
 """
 
 from __future__ import annotations
@@ -81,6 +82,21 @@ class Difference:
         return f"{self.words}: {self.mean:+.3g}{spread}{' ' + self.unit if self.unit else ''}{allowed}"
 
 
+@dataclass(frozen=True)
+class Bar:
+    """What a dense network must reach before a comparison with it says anything.
+
+    Attributes:
+        unit: Of the quality. The rule does not apply to runs that are measured in another one.
+        quality: What is just good enough.
+        why: Where that comes from.
+    """
+
+    unit: str
+    quality: float
+    why: str
+
+
 Groups = Mapping[str, Group]
 Test = Callable[[Groups], Sequence[Difference]]
 
@@ -122,42 +138,65 @@ class Verdict:
         return f"{self.reason}; {numbers}" if self.reason else numbers
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What a network must reach before a comparison with it says anything.
+# How much worse than what the search for its rate has found a row may be, as a share of its loss: the error,
+# the bits, or the perplexity.
+_WORSE = {"points": 1.2, "bits per byte": 1.2, "perplexity": 1.3}
 
-    Attributes:
-        row: Whose mean quality is looked at.
-        unit: Of the bar. The rule does not apply to runs that are measured in another one.
-        bar: The quality that is just good enough.
+
+def bar_missed(name: str, found: Group, bar: Bar | None) -> str:
+    """What a network has and should have; nothing if it is good enough, or measured in other units."""
+    if bar is None or found.unit != bar.unit or found.sign * found.mean >= found.sign * bar.quality:
+        return ""
+    side = "least" if found.sign > 0 else "most"
+    return f"{name} has {_shown(found)} and should have at {side} {bar.quality:,g}"
+
+
+def fell_short(name: str, found: Group, expected: float | None) -> str:
+    """The same for a row that validation data have been kinder to: it has not learned what it can."""
+    if expected is None or found.unit not in _WORSE or math.isnan(found.mean):
+        return "" if not math.isnan(found.mean) else f"{name} has no quality"
+    loss, best = (100 - found.mean, 100 - expected) if found.sign > 0 else (found.mean, expected)
+    if loss <= _WORSE[found.unit] * best:
+        return ""
+    return f"{name} has {_shown(found)}, and validation data gave {expected:.4g} when its rate was looked for"
+
+
+def _shown(found: Group) -> str:
+    return f"{measured(found.mean, found.first.quality_name)} {found.unit}"
+
+
+def judge(claim: Claim, groups: Groups, missed: Mapping[str, str] | None = None) -> Verdict:
+    """Whether a claim holds for these groups, if all that it looks at have learned.
+
+    Args:
+        claim: The claim.
+        groups: Of runs, by row.
+        missed: Row → why it has not learned; "" for all rows.
     """
-
-    row: str
-    unit: str
-    bar: float
-
-    def missed(self, groups: Groups) -> str:
-        """What the row has and should have; nothing if it is good enough. A missing row is a KeyError."""
-        found = groups[self.row]
-        if found.unit != self.unit or found.sign * found.mean >= found.sign * self.bar:
-            return ""
-        side = "least" if found.sign > 0 else "most"
-        has = measured(found.mean, found.first.quality_name)
-        return f"{self.row} has {has} {self.unit} and should have at {side} {self.bar:,g}"
-
-
-def judge(claim: Claim, groups: Groups, learned: Learned | None = None) -> Verdict:
-    """Whether a claim holds for these groups, if they have learned."""
+    seen = _Seen(groups)
     try:
-        differences = tuple(claim.test(groups))
-        missed = "" if learned is None else learned.missed(groups)
+        differences = tuple(claim.test(seen))
     except KeyError:
         return Verdict(claim, OPEN, ())
-    if missed:
-        return Verdict(claim, NOT_LEARNED, differences, missed)
+    reasons = missed or {}
+    reason = next((reasons[name] for name in ("", *seen.names) if reasons.get(name)), "")
+    if reason:
+        return Verdict(claim, NOT_LEARNED, differences, reason)
     found = {difference.verdict for difference in differences}
     worst = next((verdict for verdict in _WORST_FIRST if verdict in found), OPEN)
     return Verdict(claim, worst, differences)
+
+
+class _Seen(dict[str, Group]):
+    """Groups, and which of them were looked at."""
+
+    def __init__(self, groups: Groups) -> None:
+        super().__init__(groups)
+        self.names: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Group:
+        self.names[name] = None
+        return super().__getitem__(name)
 
 
 # ---- what claims are made of --------------------------------------------------------------------------
@@ -179,31 +218,35 @@ def at_equal_flops(frontier: Sequence[str], rival: str, margin: float) -> Test:
         other = groups[rival]
         rows = [groups[name] for name in frontier]
         values = []
-        for seed in _shared(other, *rows):
+        for seed in shared_seeds(other, *rows):
             points = [(row.flops, row.sign * row.qualities[seed]) for row in rows]
-            values.append(_at(points, other.flops) - other.sign * other.qualities[seed])
+            values.append(envelope(points, other.flops) - other.sign * other.qualities[seed])
         words = f"Top-KAST at the FLOPs of {rival} ({other.flops:.2f} of dense)"
         return [Difference(words, tuple(values), _margin(other, margin), other.unit)]
 
     return test
 
 
-def _at(points: list[tuple[float, float]], flops: float) -> float:
-    """The best that so many FLOPs buy: the upper envelope, between two points along a line."""
+def envelope(points: list[tuple[float, float]], spent: float) -> float:
+    """The best that so much buys: the upper envelope, between two points along a line.
+
+    Less than the cheapest point costs buys what that one gives.
+    """
     points = sorted(points)
-    best = [y for x, y in points if x <= flops]
+    best = [y for x, y in points if x <= spent]
     for (x0, y0), (x1, y1) in [(p, q) for i, p in enumerate(points) for q in points[i + 1 :]]:
-        if x0 <= flops <= x1 and x0 < x1:
-            best.append(y0 + (y1 - y0) * (flops - x0) / (x1 - x0))
+        if x0 <= spent <= x1 and x0 < x1:
+            best.append(y0 + (y1 - y0) * (spent - x0) / (x1 - x0))
     return max(best, default=points[0][1])
 
 
 def _over(a: Group, b: Group, margin: float) -> Difference:
-    values = tuple(a.sign * (a.qualities[seed] - b.qualities[seed]) for seed in _shared(a, b))
+    values = tuple(a.sign * (a.qualities[seed] - b.qualities[seed]) for seed in shared_seeds(a, b))
     return Difference(f"{a.name} over {b.name}", values, _margin(a, margin), a.unit)
 
 
-def _shared(*groups: Group) -> list[int]:
+def shared_seeds(*groups: Group) -> list[int]:
+    """Seeds that all of them have a quality for."""
     seeds = set(groups[0].qualities).intersection(*(o.qualities for o in groups[1:]))
     return sorted(seeds)
 

@@ -16,7 +16,7 @@ from topkast.core.distribution import nearest
 from topkast.methods.named import METHODS
 from topkast.reproduce.experiment import Experiment, Row
 from topkast.reproduce.farm import Place, run_all
-from topkast.reproduce.scales import Recipe
+from topkast.reproduce.recipes import Recipe
 from topkast.store.files import replace
 from topkast.train.config import SECTIONS, Config, section_of
 from topkast.train.options import rules

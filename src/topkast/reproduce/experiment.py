@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from topkast.report import read_run
 from topkast.report.groups import Group
-from topkast.reproduce.claims import Claim, Groups, Learned, Verdict, judge
+from topkast.reproduce.archive import Archive
+from topkast.reproduce.claims import Claim, Groups, Verdict, bar_missed, fell_short, judge
 from topkast.reproduce.farm import Measured, place
 from topkast.reproduce.published import Published, published
-from topkast.reproduce.scales import Recipe, Scale
+from topkast.reproduce.recipes import Recipe, Workload
+from topkast.reproduce.scales import Scale
+from topkast.store.record import read_run
+from topkast.store.run import Run
 from topkast.train.config import Config
 
 
@@ -42,7 +46,6 @@ class Experiment:
         rows: In the paper's order.
         claims: What the paper says of it.
         figure: How it is drawn: a name in `topkast.reproduce.figures`; empty for a table alone.
-        learned: What must be reached before its claims count; None if they always do.
     """
 
     name: str
@@ -53,20 +56,14 @@ class Experiment:
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...] = ()
     figure: str = ""
-    learned: Learned | None = None
 
     @property
     def published(self) -> Published:
         return published(self.name)
 
-    def without_exploration(self) -> Experiment:
-        """The control: the same rows with B = A."""
-        rows = tuple(Row(row.label, row.recipe.without_exploration()) for row in self.rows)
-        return dataclasses.replace(self, rows=rows)
-
-    def judged(self, groups: Groups) -> tuple[Verdict, ...]:
-        """Its claims, in order, by groups of runs of its rows."""
-        return tuple(judge(claim, groups, self.learned) for claim in self.claims)
+    def changed(self, change: Callable[[Recipe], Recipe]) -> Experiment:
+        """The same with other recipes: a control."""
+        return dataclasses.replace(self, rows=tuple(Row(row.label, change(row.recipe)) for row in self.rows))
 
     def runs(self, seeds: Iterable[int]) -> list[tuple[Row, int]]:
         """All rows of a seed before the next seed, so that an early stop leaves whole comparisons."""
@@ -122,21 +119,68 @@ def prepare(experiments: Sequence[Experiment], scale: Scale, seeds: range, out: 
     return [here for here, _ in found.values()]
 
 
-def find(experiment: Experiment, scale: Scale, seeds: range, out: Path) -> Findings:
-    """What came of an experiment, as far as its runs are finished."""
-    found = {row.label: _group(row, scale, seeds, out) for row in experiment.rows}
-    groups = {label: one for label, one in found.items() if one is not None}
-    return Findings(experiment, scale, seeds, groups, experiment.judged(groups))
+Look = Callable[[Recipe, int], tuple[Run, Mapping[str, Any]] | None]
+"""From a recipe and a seed to the run and what was measured at its end; None if it is not finished."""
 
 
-def _group(row: Row, scale: Scale, seeds: range, out: Path) -> Group | None:
-    """The runs of a row, by the seeds that are finished; None if none is."""
-    runs, results = {}, {}
-    for seed in seeds:
+def in_folders(scale: Scale, out: Path, archive: Archive | None = None) -> Look:
+    """Looks for runs where they were trained, and in an archive."""
+
+    def look(recipe: Recipe, seed: int) -> tuple[Run, Mapping[str, Any]] | None:
         try:
-            here = place(out, scale.config(row.recipe, seed))
+            here = place(out, scale.config(recipe, seed))
         except FileNotFoundError:  # of the data, without which nothing was trained
-            continue
-        if (result := here.result()) is not None:
-            results[seed], runs[seed] = result, read_run(here.run)
-    return Group(row.label, runs, results, row.recipe.length) if runs else None
+            return None
+        kept = None if archive is None else archive.runs.get(here.folder.name)
+        if kept is not None:
+            return kept.run, kept.result
+        result = here.result()
+        return None if result is None else (read_run(here.run), result)
+
+    return look
+
+
+def in_archive(scale: Scale, archive: Archive) -> Look:
+    """Looks in an archive alone: the data need not be here."""
+
+    def look(recipe: Recipe, seed: int) -> tuple[Run, Mapping[str, Any]] | None:
+        name = place(Path(), scale.config(recipe, seed, is_forecast=True)).folder.name
+        kept = archive.runs.get(name)
+        return None if kept is None else (kept.run, kept.result)
+
+    return look
+
+
+def find(experiment: Experiment, scale: Scale, seeds: range, look: Look) -> Findings:
+    """What came of an experiment, as far as its runs are finished."""
+    found = {row.label: _group(row, seeds, look) for row in experiment.rows}
+    groups = {label: one for label, one in found.items() if one is not None}
+    missed = not_learned(experiment, scale, groups, look)
+    verdicts = tuple(judge(claim, groups, missed) for claim in experiment.claims)
+    return Findings(experiment, scale, seeds, groups, verdicts)
+
+
+def not_learned(experiment: Experiment, scale: Scale, groups: Groups, look: Look) -> dict[str, str]:
+    """Row → why it has not learned; "" for all of them, if the dense network of their kind has not."""
+    missed = {}
+    for row in experiment.rows:
+        if row.label in groups:
+            expected = scale.expected(row.recipe, is_forecast=True)
+            quality = None if expected is None else expected.quality
+            missed[row.label] = fell_short(row.label, groups[row.label], quality)
+    workloads: dict[Workload, None] = {row.recipe.workload: None for row in experiment.rows}
+    for workload in workloads:
+        dense = _group(Row("dense", Recipe(workload=workload, method="dense")), range(scale.seeds), look)
+        if dense is not None and not missed.get(""):
+            missed[""] = bar_missed("the dense network", dense, scale.bars.get(workload))
+    return missed
+
+
+def _group(row: Row, seeds: range, look: Look) -> Group | None:
+    """The runs of a row, by the seeds that are finished; None if none is."""
+    found = {seed: one for seed in seeds if (one := look(row.recipe, seed)) is not None}
+    if not found:
+        return None
+    runs = {seed: run for seed, (run, _) in found.items()}
+    results = {seed: result for seed, (_, result) in found.items()}
+    return Group(row.label, runs, results, row.recipe.length)

@@ -176,6 +176,7 @@ def run_all(
     jobs: int = 1,
     more: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
+    done: Callable[[Place], None] = lambda _: None,
     is_strict: bool = False,
 ) -> Harvest:
     """Finishes all runs; those that are finished are left as they are. A signal stops them with checkpoints.
@@ -185,6 +186,7 @@ def run_all(
         jobs: Processes at a time. Runs that are measured have their share of the processor's threads.
         more: Arguments for all processes.
         say: Told of each run that ended.
+        done: Called with each run that is finished now.
         is_strict: Whether no other run begins once one has failed.
     """
     harvest, waiting, going = Harvest(), [p for p in places if not p.is_finished], []
@@ -200,6 +202,8 @@ def run_all(
                 for one in ended:
                     going.remove(one)
                     one.count(harvest)
+                    if one.place.is_finished:
+                        done(one.place)
                     minutes = (time.monotonic() - started) / 60
                     left = f"{harvest.done + len(harvest.failed)} of {total}, {minutes:.1f} min"
                     say(f"[{left}] {one.place.label}: {one.said()}")

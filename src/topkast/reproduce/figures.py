@@ -20,14 +20,16 @@ from topkast.report.drawings import (
     SKY,
     draw_band,
     legend,
+    looks,
     new_figure,
     say_empty,
     styled,
 )
 from topkast.report.groups import Group
+from topkast.reproduce.budgets import BUDGETS
 from topkast.reproduce.experiment import Findings
-from topkast.reproduce.scales import Recipe
-from topkast.train.config import read_run_config
+from topkast.reproduce.recipes import Recipe
+from topkast.train.config import run_config_of
 from topkast.train.resolve import make_method
 from topkast.train.trained import CONFIG
 
@@ -127,7 +129,7 @@ def _ours(findings: Findings, forward: float) -> Pairs:
 def mean_backward(found: Group) -> float:
     """Mean density of the weight gradient over the run, over all sparse layers; 1 for dense (Figure 2b)."""
     run = found.first
-    method = make_method(read_run_config(run.folder / CONFIG))
+    method = make_method(run_config_of(run.config.encode(), run.folder / CONFIG))
     if method is None:
         return 1.0
     total = sum(layer.numel for layer in run.layers.values())
@@ -229,25 +231,53 @@ def reservoir_use(findings: Findings) -> Any:
 
 
 @styled
-def costs(findings: Findings) -> Any:
-    """Quality against seconds of training and against bytes, side by side."""
-    figure, axes = new_figure(height=5.6)
+def budgets(findings: Findings) -> Any:
+    """Quality against each cost, dense networks on a line; and held-out quality over the time of training."""
+    figure, axes = new_figure(height=7.6)
     axes.remove()
-    for i, (what, x) in enumerate(
-        {"training time, s": lambda f: f.seconds, "bytes trained, MB": lambda f: f.bytes / 1e6}.items()
-    ):
-        part = figure.add_subplot(2, 1, i + 1)
-        _families(part, findings, x)
-        part.set_xlabel(what)
-        part.set_ylabel(_quality_label(findings), fontsize=8)
-        if i == 0:
-            legend(figure, part)
+    grid = figure.add_gridspec(3, 2)
+    for i, (name, cost) in enumerate(BUDGETS.items()):
+        part = figure.add_subplot(grid[i // 2, i % 2])
+        _against(part, findings, cost)
+        part.set_xlabel(f"{name}{_UNITS[name]}")
+        if i % 2 == 0:
+            part.set_ylabel(_quality_label(findings), fontsize=8)
+    curves = figure.add_subplot(grid[2, :])
+    look_of = looks(findings.groups)
+    for name, found in findings.groups.items():
+        color, dashes = look_of[name]
+        points = found.points
+        seconds = [point.seconds for point in points]
+        curves.plot(seconds, [point.quality for point in points], color=color, ls=dashes, label=name)
+    curves.set_xscale("log")
+    curves.set_xlabel("seconds of training")
+    curves.set_ylabel(f"held-out {_quality_label(findings)}", fontsize=8)
+    legend(figure, curves)
     return figure
+
+
+_UNITS = {
+    "parameters": " in use",
+    "FLOPs": " of training",
+    "time": " of training, s",
+    "bytes": " in training",
+}
+
+
+def _against(axes: Any, findings: Findings, cost: Callable[[Group], float]) -> None:
+    """A point for each row by what it costs, and a line through the dense ones."""
+    dense = [(cost(g), g.mean) for r, g in findings.pairs() if r.method == "dense"]
+    axes.plot(*zip(*sorted(dense), strict=True), color=BLACK, lw=1) if dense else None
+    for recipe, found in findings.pairs():
+        _point(axes, cost(found), found, *_look(recipe), None)
+        if recipe.method == "topkast":
+            _note(axes, cost(found), found)
+    axes.set_xscale("log")
 
 
 FIGURES: Mapping[str, Callable[[Findings], Any]] = {
     draw.__name__: draw
-    for draw in (flops, backward, high_sparsity, pairs, dots, mask_change, reservoir_use, costs)
+    for draw in (flops, backward, high_sparsity, pairs, dots, mask_change, reservoir_use, budgets)
 }
 
 

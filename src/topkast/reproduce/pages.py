@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import textwrap
 from collections import Counter
@@ -10,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from topkast.kernels.machine import cpu_model
 from topkast.report.drawings import Drawing, save
 from topkast.report.page import render
 from topkast.reproduce import figures, tables
@@ -166,7 +164,7 @@ def document_head() -> str:
 
 
 # Whose rows were run to be compared by time.
-_ABOUT_TIME = "time-and-bytes"
+_ABOUT_TIME = ("equal-images", "equal-text")
 
 
 def write_document(by_scale: Mapping[str, Sequence[Findings]], out: Path) -> Path:
@@ -204,7 +202,7 @@ def _scale(name: str, shown: Sequence[Findings], folder: Path) -> str:
     lines = [
         f"## Scale “{name}”",
         "",
-        wrapped(f"{_upper(shown[0].scale.about)}. Machine: {cpu_model() or platform.machine()}."),
+        wrapped(f"{_upper(shown[0].scale.about)}. Machine: {_machines(shown)}."),
         "",
         wrapped(verdict_counts(shown)),
         "",
@@ -218,6 +216,17 @@ def _scale(name: str, shown: Sequence[Findings], folder: Path) -> str:
     for findings in shown:
         lines += ["", *_section(findings, name, folder, findings.experiment.name in pictures)]
     return "\n".join(lines) + "\n"
+
+
+def _machines(shown: Sequence[Findings]) -> str:
+    """Where runs were trained: processors, with the instructions that our kernels used."""
+    found = {
+        (run.environment.get("cpu") or "unknown", run.environment.get("isa") or "unknown")
+        for findings in shown
+        for group in findings.groups.values()
+        for run in group.runs.values()
+    }
+    return listed([f"{cpu} ({isa})" for cpu, isa in sorted(found)])
 
 
 def _section(findings: Findings, scale: str, folder: Path, has_picture: bool) -> list[str]:
@@ -238,7 +247,7 @@ def _section(findings: Findings, scale: str, folder: Path, has_picture: bool) ->
     ]
     if has_picture:
         lines += [f"![{experiment.title}]({folder.name}/{scale}-{experiment.name}.svg)", ""]
-    return [*lines, tables.markdown(findings, has_times=experiment.name == _ABOUT_TIME).rstrip()]
+    return [*lines, tables.markdown(findings, has_times=experiment.name in _ABOUT_TIME).rstrip()]
 
 
 def _heading(experiment: Experiment) -> str:

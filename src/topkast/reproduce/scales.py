@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from topkast.core.distribution import nearest
 from topkast.data.datasets import find_dataset
 from topkast.methods.named import METHODS
-from topkast.train.config import Config, section_of
+from topkast.reproduce import tuned_rates
+from topkast.reproduce.claims import Bar
+from topkast.reproduce.recipes import Recipe
+from topkast.train.config import Config
 from topkast.train.preset_options import preset_values
+from topkast.train.resolve import ADAM_RATE
 
 Values = Mapping[str, Mapping[str, Any]]
 
@@ -32,7 +35,9 @@ class Scale:
         workloads: What each is: options by section, in order of preference with the data set that they
             need (None if it comes along), so that the tiny scale runs on any machine.
         variants: (workload, name of the variant) → options that differ.
-        updates: How often methods like SET, RigL and pruning choose sets in a run; None is as published.
+        bars: Workload → what its dense network must reach, or no comparison counts.
+        validation: Workload → training images that are held out where its rates are looked for. Texts have a
+            part of their own for that.
     """
 
     name: str
@@ -40,7 +45,8 @@ class Scale:
     seeds: int
     workloads: Mapping[str, tuple[tuple[str | None, Values], ...]]
     variants: Mapping[tuple[str, str], Values]
-    updates: int | None
+    bars: Mapping[str, Bar]
+    validation: Mapping[str, int]
 
     def with_steps(self, steps: int) -> Scale:
         """The same with runs of another length, for a trial."""
@@ -68,29 +74,42 @@ class Scale:
             return Config().with_values(values)
         raise FileNotFoundError(f"`{workload}` at scale {self.name}: " + "; ".join(missing))
 
-    def forecast_base(self, workload: str) -> Config:
-        """The same, for a forecast: if no data set is here, the first."""
-        try:
-            return self.base(workload)
-        except FileNotFoundError:
-            return Config().with_values(self.workloads[workload][0][1])
-
     def config(self, recipe: Recipe, seed: int, *, is_forecast: bool = False) -> Config:
-        """All options of one run."""
-        base = self.forecast_base(recipe.workload) if is_forecast else self.base(recipe.workload)
-        if recipe.variant:
-            base = base.with_values(self.variants[recipe.workload, recipe.variant])
+        """All options of one run; in a forecast on the first data set, whether it is here or not."""
+        base = self.of(recipe, is_forecast=is_forecast)
         usual = base.train.steps
         assert usual is not None
         steps = round(usual * recipe.length)
         told = base.with_values(
             {
-                "method": {**self._method(recipe, steps), **_penalty(recipe)},
-                "train": {"steps": steps, "seed": seed, **_rate(recipe)},
+                "method": {**self._method(recipe, steps), **_penalty(recipe, base)},
+                "train": {"steps": steps, "seed": seed, **self._rate(recipe, base)},
                 "run": _record(recipe, steps),
             }
         )
         return told.with_values(recipe.values())
+
+    def of(self, recipe: Recipe, *, is_forecast: bool = False) -> Config:
+        """The network, data and training of a recipe, before its method is chosen."""
+        first = Config().with_values(self.workloads[recipe.workload][0][1])
+        base = first if is_forecast else self.base(recipe.workload)
+        return base.with_values(self.variants[recipe.workload, recipe.variant]) if recipe.variant else base
+
+    def rate_key(self, recipe: Recipe, base: Config) -> str:
+        """Under which name the rate of a recipe is kept."""
+        network = f"{recipe.workload} ({recipe.variant})" if recipe.variant else recipe.workload
+        data = base.data.dataset or f"own {base.data.task}"
+        return tuned_rates.key(self.name, network, data, recipe.method, recipe.forward)
+
+    def expected(self, recipe: Recipe, *, is_forecast: bool = False) -> tuned_rates.Rate | None:
+        """What the search for its rate has found, if there was one."""
+        return tuned_rates.known().get(self.rate_key(recipe, self.of(recipe, is_forecast=is_forecast)))
+
+    def _rate(self, recipe: Recipe, base: Config) -> dict[str, Any]:
+        """One for all of the network: as given, as found, or by the library's rule."""
+        found = tuned_rates.known().get(self.rate_key(recipe, base))
+        lr = recipe.lr or (by_rule(recipe, base) if found is None else found.lr)
+        return {"sparse_rate": "same", "whole_rate": False, "lr": float(f"{lr * recipe.rate_factor:.6g}")}
 
     def _method(self, recipe: Recipe, steps: int) -> dict[str, Any]:
         values = {
@@ -104,11 +123,10 @@ class Scale:
         return {name: value for name, value in values.items() if value is not None}
 
     def _clocks(self, recipe: Recipe, steps: int) -> dict[str, Any]:
-        """The paper has one for both sets, which is at every step unless a recipe says otherwise."""
+        """Two clocks as by default, or one for both sets as in the paper if a recipe says how often."""
         every = self._every(recipe, steps)
-        if recipe.method == "topkast":
-            refresh = every or 1
-            return {"refresh_every": refresh, "exchange_every": recipe.exchange_steps or refresh}
+        if recipe.method == "topkast" and every is not None:
+            return {"refresh_every": every, "exchange_every": recipe.exchange_steps or every}
         return {"refresh_every": every}
 
     def _every(self, recipe: Recipe, steps: int) -> int | None:
@@ -116,19 +134,26 @@ class Scale:
             return recipe.refresh_steps
         if recipe.refresh is not None:
             return max(2, round(recipe.refresh * steps / PAPER_STEPS))
-        if self.updates is not None and METHODS[recipe.method].is_occasional:
-            return math.ceil(steps / self.updates)
+        if METHODS[recipe.method].is_occasional:  # every 100 steps, as published, but 24 times in a short run
+            return max(1, min(100, steps // 24))
         return None
 
 
-def _rate(recipe: Recipe) -> dict[str, Any]:
-    """One for all of the network, dense or sparse."""
-    same = {"sparse_rate": "same", "whole_rate": False}
-    return same if recipe.lr is None else {**same, "lr": recipe.lr}
+def is_adam(config: Config) -> bool:
+    return config.train.optimizer in ("adam", "adamw")
 
 
-def _penalty(recipe: Recipe) -> dict[str, Any]:
-    """As the paper has it, whatever the optimizer is."""
+def by_rule(recipe: Recipe, base: Config) -> float:
+    """lr·density⁻ᵖ with the power that the library has for the optimizer; of A's density."""
+    assert base.train.lr is not None
+    power = ADAM_RATE if is_adam(base) else 0.0
+    return base.train.lr * (1 - (recipe.forward or 0.0)) ** -power
+
+
+def _penalty(recipe: Recipe, base: Config) -> dict[str, Any]:
+    """What the library has for the optimizer, or the paper's letter."""
+    if is_adam(base) and not recipe.letter and recipe.penalty is None and recipe.penalty_power == 2:
+        return {}
     penalty = 1e-4 if recipe.penalty is None else recipe.penalty
     return {"letter": True, "penalty": penalty, "penalty_power": recipe.penalty_power}
 
@@ -151,24 +176,23 @@ _MLP: Values = {
     # The paper keeps first and last layer dense. Here the first has most of the weights: only the last is.
     # `auto` measures, and may choose otherwise in another run: native is the same to the last bit.
     "method": {"keep_dense": ["last"], "engine": "native"},
+    "train": {"batch": 128, "steps": 2400, "optimizer": "sgd", "lr": 0.1, "weight_decay": 1e-4, "clip": 0.0},
+}
+_RESNET9: Values = {
+    "data": {"task": "images"},
+    "model": {"model": "resnet9"},
+    # The network's own start, drawn by name: an implicit reservoir has the same.
+    "method": {"keep_dense": ["first", "last"], "engine": "native", "init": "kaiming_normal"},
     "train": {
-        "batch": 128, "steps": 800, "optimizer": "sgd", "lr": 0.1, "weight_decay": 1e-4, "clip": 0.0,
+        "batch": 64, "optimizer": "sgd", "lr": 0.2, "weight_decay": 5e-4, "clip": 0.0, "schedule": "linear",
+        "warmup": 0.2, "label_smoothing": 0.1,
     },
 }  # fmt: skip
-_TINY_XL: Values = {
-    "data": {"task": "text", "test_limit": 100_000},
-    "model": {
-        "model": "transformer-xl", "width": 128, "depth": 2, "heads": 2, "inner": 384, "window": 64,
-        "memory": 64, "eval_memory": 256,
-    },
+_XL: Values = {
+    "data": {"task": "text"},
+    "model": {"model": "transformer-xl", "initial_std": 0.08},
     "method": {"budget": "model", "engine": "native"},
-    "train": {"batch": 8, "steps": 800, "optimizer": "adam", "lr": 2e-3, "warmup": 0.1, "clip": 0.25},
-}  # fmt: skip
-# WikiText-2 has 33,278 words: with clusters a loss is computed on a few thousand of them.
-_TINY_WORDS: Values = {
-    "data": {"dataset": "wikitext-2", "test_limit": 50_000},
-    "model": {"cutoffs": [2000, 8000]},
-    "train": {"steps": 320},
+    "train": {"batch": 8, "optimizer": "adam", "lr": 4e-3, "warmup": 0.05, "clip": 1.0},
 }
 
 
@@ -180,19 +204,28 @@ def _with(*parts: Values) -> Values:
     }
 
 
+def _sized(width: int, heads: int, inner: int) -> Values:
+    return {"model": {"width": width, "heads": heads, "inner": inner}}
+
+
+def _ladder(workload: str, sizes: Sequence[Values]) -> dict[tuple[str, str], Values]:
+    """The narrower dense networks of `budgets`."""
+    return {(workload, f"narrower {i}"): size for i, size in enumerate(sizes, 1)}
+
+
 # Of every scale. The one of the first two that a scale has anyway is the same run.
 _VARIANTS: Mapping[tuple[str, str], Values] = {
     ("images", "ends-dense"): {"method": {"keep_dense": ["first", "last"]}},
     ("images", "all-sparse"): {"method": {"keep_dense": []}},
-    ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
 }
+_FASHION: Values = {"data": {"dataset": "fashion-mnist"}}
 _ENWIK8: Values = {"data": {"dataset": "enwik8"}}
 # Not the paper's: the network of `topkast train text` on the first 5 MB of enwik8, with AdamW.
 _DECODER: Values = {
     "data": {"task": "text", "limit": 4_500_000},
-    "model": {"model": "decoder", "width": 256, "window": 128, "embedding_std": 0.02},
-    "method": {"engine": "native", "reservoir": "stored"},
-    "train": {"batch": 8, "steps": 400, "optimizer": "adamw", "lr": 4e-3},
+    "model": {"model": "decoder", "width": 256, "window": 128},
+    "method": {"engine": "native"},
+    "train": {"batch": 8, "steps": 400, "optimizer": "adamw", "lr": 2e-3},
 }
 _LONG: Values = {"train": {"steps": 2000}}
 
@@ -201,14 +234,31 @@ def _decoder(more: Values) -> tuple[tuple[str | None, Values], ...]:
     return ("enwik8", _with(_DECODER, _ENWIK8, more)), (None, _with(_DECODER, more))
 
 
+_TINY_XL = _with(
+    _XL,
+    _sized(128, 2, 384),
+    {
+        "data": {"test_limit": 100_000},
+        "model": {"depth": 2, "window": 64, "memory": 64, "eval_memory": 256},
+        "train": {"steps": 1600},
+    },
+)
+# WikiText-2 has 33,278 words: with clusters a loss is computed on a few thousand of them.
+_TINY_WORDS: Values = {
+    "data": {"dataset": "wikitext-2", "test_limit": 50_000},
+    "model": {"cutoffs": [2000, 8000]},
+    "train": {"steps": 400},
+}
 _TINY_BYTES = (("enwik8", _with(_TINY_XL, _ENWIK8)), (None, _TINY_XL))
+_TINY_PICTURES = _with(_RESNET9, {"model": {"width": 16}, "train": {"steps": 600}})
 TINY = Scale(
     name="tiny",
-    about="an MLP on Fashion-MNIST (or scikit-learn's digits), and a Transformer-XL of width 128 on enwik8 "
-    "(or the text that comes with Python) and on WikiText-2; about an hour on two cores",
+    about="an MLP and a ResNet-9 on Fashion-MNIST (or scikit-learn's digits), a Transformer-XL of width 128 "
+    "on enwik8 (or the text that comes with Python) and on WikiText-2; an hour and a half on two cores",
     seeds=3,
     workloads={
-        "images": (("fashion-mnist", _with(_MLP, {"data": {"dataset": "fashion-mnist"}})), (None, _MLP)),
+        "images": (("fashion-mnist", _with(_MLP, _FASHION)), (None, _MLP)),
+        "pictures": (("fashion-mnist", _with(_TINY_PICTURES, _FASHION)), (None, _TINY_PICTURES)),
         "bytes": _TINY_BYTES,
         "small-bytes": _TINY_BYTES,
         "words": (("wikitext-2", _with(_TINY_XL, _TINY_WORDS)), (None, _TINY_XL)),
@@ -216,37 +266,56 @@ TINY = Scale(
     },
     variants={
         **_VARIANTS,
-        ("words", "smaller"): {"model": {"width": 48, "heads": 1, "inner": 144}},
+        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        ("words", "smaller"): _sized(48, 1, 144),
+        **_ladder("images", [{"model": {"hidden": [width, width]}} for width in (128, 64, 32, 16, 8)]),
+        **_ladder("bytes", [_sized(w, h, 3 * w) for w, h in ((96, 2), (64, 1), (40, 1), (24, 1), (16, 1))]),
     },
-    updates=80,
+    bars={
+        "images": Bar("points", 86.0, "all of Fashion-MNIST's easier classes"),
+    },
+    validation={"images": 6000, "pictures": 6000},
 )
 
 # ---- small: an hour or a few --------------------------------------------------------------------------
 
-_CIFAR = _with(preset_values("cifar10-minutes"), {"train": {"steps": 640, "batch": 64}})
-_SMALL_BYTES = (
-    ("enwik8", _with(preset_values("enwik8-minutes"), {"data": {"test_limit": 500_000}})),
-)  # fmt: skip
+_CIFAR = _with(_RESNET9, {"data": {"dataset": "cifar-10"}, "model": {"width": 32}, "train": {"steps": 2340}})
+_SMALL_XL = _with(
+    _XL,
+    _sized(256, 4, 768),
+    {
+        "data": {"test_limit": 500_000},
+        "model": {"depth": 4, "window": 64, "memory": 64, "eval_memory": 256},
+        "train": {"steps": 3000},
+    },
+)
+_SMALL_BYTES = (("enwik8", _with(_SMALL_XL, _ENWIK8)),)
 _SMALL_WORDS: Values = {
     "data": {"dataset": "wikitext-2", "test_limit": 100_000},
     "model": {"cutoffs": [2000, 8000]},
+    "train": {"steps": 1500},
 }
 SMALL = Scale(
     name="small",
-    about="ResNet-20 on CIFAR-10 and a Transformer-XL of width 256 on enwik8 and WikiText-2; some hours",
+    about="ResNet-9 on CIFAR-10 and a Transformer-XL of width 256 on enwik8 and WikiText-2; some hours",
     seeds=3,
     workloads={
         "images": (("cifar-10", _CIFAR),),
+        "pictures": (("cifar-10", _CIFAR),),
         "bytes": _SMALL_BYTES,
         "small-bytes": _SMALL_BYTES,
-        "words": (("wikitext-2", _with(_SMALL_BYTES[0][1], _SMALL_WORDS)),),
+        "words": (("wikitext-2", _with(_SMALL_XL, _SMALL_WORDS)),),
         "decoder": _decoder(_LONG),
     },
     variants={
         **_VARIANTS,
-        ("words", "smaller"): {"model": {"width": 96, "heads": 2, "inner": 288}},
+        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
+        ("words", "smaller"): _sized(96, 2, 288),
+        **_ladder("images", [{"model": {"width": width}} for width in (22, 16, 11, 8, 5)]),
+        **_ladder("bytes", [_sized(w, h, 3 * w) for w, h in ((192, 3), (128, 2), (88, 2), (64, 1), (40, 1))]),
     },
-    updates=64,
+    bars={},
+    validation={"images": 3000, "pictures": 3000},
 )
 
 # ---- paper: as published ------------------------------------------------------------------------------
@@ -257,6 +326,7 @@ PAPER = Scale(
     seeds=1,
     workloads={
         "images": (("imagenet", preset_values("imagenet-paper")),),
+        "pictures": (("imagenet", preset_values("imagenet-paper")),),
         "bytes": (("enwik8", preset_values("enwik8-paper")),),
         "small-bytes": (("enwik8", preset_values("enwik8-paper-small")),),
         "words": (("wikitext-103", preset_values("wikitext103-paper")),),
@@ -264,9 +334,13 @@ PAPER = Scale(
     },
     variants={
         **_VARIANTS,
+        ("images", "adam"): {"train": {"optimizer": "adam", "lr": 2e-3}},
         ("words", "smaller"): {"model": {"depth": 4}},
+        **_ladder("images", [{"model": {"width": width}} for width in (44, 32, 22, 16, 10)]),
+        **_ladder("bytes", [_sized(w, 8, 3 * w) for w in (768, 512, 352, 256, 160)]),
     },
-    updates=None,
+    bars={},
+    validation={},
 )
 
 SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (TINY, SMALL, PAPER)}
@@ -281,77 +355,3 @@ def scale(name: str) -> Scale:
     if name not in SCALES:
         raise ValueError(f"--scale must be one of {nearest(name, SCALES)}, got {name!r}")
     return SCALES[name]
-
-
-Workload = Literal["images", "bytes", "small-bytes", "words", "decoder", "given"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What is trained and how; times are shares of the run, so that every scale can have its own steps.
-
-    Attributes:
-        workload: Which network and data. The paper's ImageNet, enwik8 with the large and with the small
-            Transformer, and WikiText-103 have their counterpart in each scale. "decoder" is a small
-            GPT-style network on enwik8, the same in each but for its steps. "given" is that of a
-            configuration.
-        method: By name.
-        forward: Forward sparsity; None for dense.
-        backward: Backward sparsity of Top-KAST.
-        length: Of the run, in multiples of the usual one.
-        stop: Share of the run after which B∖A is not updated any more (the paper's t).
-        exploration: How B∖A is chosen; None is by magnitude.
-        refresh: N in steps of the paper's 32,000, scaled with the run; None is every step.
-        refresh_steps: N as it is; overrides `refresh`.
-        exchange_steps: Steps from one exchange to the next; None is N, one clock for A and B as in the paper.
-        lr: Learning rate; None is that of the scale.
-        penalty: λ; None is 1e-4.
-        penalty_power: 2 for θ², 1 for |θ|.
-        variant: Of the network or its training, as the scale describes it, such as "ends-dense".
-        masks: Whether the masks of 5/32 of the run apart are compared.
-        options: More of the run's options, by name.
-    """
-
-    workload: Workload = "given"
-    method: str = "topkast"
-    forward: float | None = None
-    backward: float | None = None
-    length: float = 1.0
-    stop: float | None = None
-    exploration: Literal["random"] | None = None
-    refresh: int | None = None
-    refresh_steps: int | None = None
-    exchange_steps: int | None = None
-    lr: float | None = None
-    penalty: float | None = None
-    penalty_power: int = 2
-    variant: str = ""
-    masks: bool = False
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def values(self) -> dict[str, dict[str, Any]]:
-        """`options` by section.
-
-        Raises:
-            ValueError: There is no option of a name.
-        """
-        found: dict[str, dict[str, Any]] = {}
-        for name, value in self.options:
-            found.setdefault(section_of(name), {})[name] = value
-        return found
-
-    def without_exploration(self) -> Recipe:
-        """The same with B = A, if it is Top-KAST: a control, by which claims on exploration must fail."""
-        if self.method != "topkast":
-            return self
-        return dataclasses.replace(self, backward=self.forward, exploration=None)
-
-
-def topkast(workload: Workload, forward: float, backward: float, **more: object) -> Recipe:
-    """Top-KAST at these sparsities."""
-    return Recipe(workload=workload, forward=forward, backward=backward, **more)  # pyright: ignore[reportArgumentType]
-
-
-def other(workload: Workload, method: str, forward: float | None = None, **more: object) -> Recipe:
-    """Another method, with B = A or as it has it."""
-    return Recipe(workload=workload, method=method, forward=forward, **more)  # pyright: ignore[reportArgumentType]

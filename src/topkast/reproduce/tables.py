@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from topkast.report.groups import Group
 from topkast.reproduce.experiment import Experiment, Findings
-from topkast.reproduce.scales import Recipe, Scale
+from topkast.reproduce.recipes import Recipe
+from topkast.reproduce.scales import Scale
 from topkast.text import MISSING, count, duration, flops, measured, narrow, percent, size
 from topkast.train.dry_run import planned
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from topkast.store.fields import Fields
 from topkast.store.run import Bytes, End, Event, Extension, Layer, LayerPoint, Progress, Reference, Run, Start
 
 METRICS = "metrics.jsonl"
@@ -87,10 +88,20 @@ def read_events(path: Path, notes: list[str] | None = None) -> list[Event]:
     Raises:
         ValueError: A line that is none of ours; it is named, and what is wrong with it.
     """
+    lines = _objects(path, [] if notes is None else notes)
+    return events_of({f"{path}, line {number}": content for number, content in lines.items()})
+
+
+def events_of(lines: Mapping[str, Any]) -> list[Event]:
+    """The events of lines that were parsed, by their places.
+
+    Raises:
+        ValueError: A line that is none of ours; it is named, and what is wrong with it.
+    """
     events: list[Event] = []
-    for number, content in _objects(path, [] if notes is None else notes).items():
+    for place, content in lines.items():
         event = content.get("event") if isinstance(content, dict) else None
-        fields = Fields(content, f"{path}, line {number} ({event})")
+        fields = Fields(content, f"{place} ({event})")
         if event not in _READERS:
             continue
         read = _READERS[event](fields)
@@ -125,7 +136,27 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     _check_folder(folder)
     notes: list[str] = []
-    events = read_events(folder / METRICS, notes)
+    return run_of(
+        read_events(folder / METRICS, notes),
+        folder=folder,
+        environment=_environment(folder / "environment.json", notes),
+        notes=notes,
+        config=_read_text(folder / "config.toml"),
+        sample=_read_text(folder / SAMPLE),
+    )
+
+
+def run_of(events: Sequence[Event], *, folder: Path, **more: Any) -> Run:
+    """The run that events tell of.
+
+    Args:
+        events: In order.
+        folder: Where it is, or was.
+        more: What else is known: fields of `Run`.
+
+    Raises:
+        ValueError: It has no metrics yet.
+    """
     points = [event for event in events if isinstance(event, Progress)]
     if not points:
         raise ValueError(
@@ -140,10 +171,7 @@ def read_run(folder: Path | str) -> Run:
         points=points,
         references={event.name: event for event in events if isinstance(event, Reference)},
         end=ends[-1] if ends else None,
-        environment=_environment(folder / "environment.json", notes),
-        notes=notes,
-        config=_read_text(folder / "config.toml"),
-        sample=_read_text(folder / SAMPLE),
+        **more,
     )
 
 
@@ -295,94 +323,3 @@ def _environment(path: Path, notes: list[str]) -> dict[str, Any]:
         notes.append(f"{path.name} cannot be read as JSON; it is left out.")
         return {}
     return content
-
-
-# ---- the fields of a line -------------------------------------------------------------------------------
-
-
-class Fields:
-    """A JSON object with its place, so that an error can name both the line and the field.
-
-    Args:
-        content: The object.
-        place: Such as "metrics.jsonl, line 3 (progress)".
-    """
-
-    def __init__(self, content: Any, place: str) -> None:
-        if not isinstance(content, dict):
-            raise ValueError(f"{place} must be a JSON object, got {_short(content)}")
-        self.content: dict[str, Any] = content
-        self.place = place
-
-    def number(self, name: str) -> float:
-        """A number that must be there; null stands for NaN, which strict JSON cannot say."""
-        if name not in self.content:
-            raise ValueError(f"{self.place} lacks {name!r}")
-        return self.number_or_nan(name)
-
-    def number_or_nan(self, name: str) -> float:
-        value = self.content.get(name)
-        if value is None:
-            return math.nan
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(name, "a number", value)
-        return float(value)
-
-    def count(self, name: str) -> int:
-        found = self.count_or_none(name)
-        if found is None:
-            raise ValueError(f"{self.place} lacks {name!r}")
-        return found
-
-    def count_or_none(self, name: str) -> int | None:
-        value = self.content.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1:
-            raise self._wrong(name, "a whole number, at least 0", value)
-        return int(value)
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self.content.get(name, default)
-        if value is None:
-            raise ValueError(f"{self.place} lacks {name!r}")
-        return value if isinstance(value, str) else str(value)
-
-    def flag(self, name: str) -> bool:
-        value = self.content.get(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false", value)
-        return value
-
-    def items(self, name: str) -> dict[str, Fields]:
-        """An object of objects, such as the layers; empty if it is not there."""
-        inner = self.inner(name)
-        return {key: inner.inner(key) for key in inner.content}
-
-    def inner(self, name: str) -> Fields:
-        """An object; empty if it is not there."""
-        value = self.content.get(name)
-        return Fields({} if value is None else value, f"{self.place}, {_short(name)}")
-
-    def numbers(self, name: str) -> dict[str, float]:
-        """An object of numbers; empty if it is not there."""
-        inner = self.inner(name)
-        return {key: inner.number(key) for key in inner.content}
-
-    def rows(self, name: str, width: int) -> list[list[float]]:
-        """A list of rows of numbers; empty if it is not there."""
-        value = self.content.get(name) or []
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list of rows", value)
-        for row in value:
-            if not isinstance(row, list) or len(row) != width:
-                raise self._wrong(name, f"rows of {width} numbers", row)
-        return [[Fields({name: cell}, self.place).number(name) for cell in row] for row in value]
-
-    def _wrong(self, name: str, rule: str, value: Any) -> ValueError:
-        return ValueError(f"{self.place}: {name!r} must be {rule}, got {_short(value)}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
