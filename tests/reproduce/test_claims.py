@@ -154,8 +154,8 @@ def test_claims_on_what_has_not_learned_are_not_judged() -> None:
 
 def test_what_has_not_learned_is_said_with_its_numbers() -> None:
     found = outcome("dense", 1158.4, 1158.4, higher=False, unit="perplexity")
-    assert bar_missed("dense", found, Bar("perplexity", 600, "")) == (
-        "dense has 1,158 perplexity and should have at most 600"
+    assert bar_missed("dense", found, Bar("perplexity", 600, "half of frequencies alone")) == (
+        "dense has 1,158 perplexity and should have at most 600 (half of frequencies alone)"
     )
     assert fell_short("RigL", outcome("RigL", 30.0, 30.0), 80.0) == (
         "RigL has 30.0 points, and validation data gave 80 when its rate was looked for"

@@ -82,3 +82,10 @@ def test_the_page_of_results_has_the_words_that_are_written_now() -> None:
             words = wrapped(Findings(experiment, SCALES[name], range(3), {}, ()).about)
             assert f": {experiment.title}\n\n{words}\n\n" in text
             assert all(f"\n| {claim.words} (" in text for claim in experiment.claims)
+
+
+def test_readme_counts_the_claims_as_the_page_does() -> None:
+    tiny = PAGE.read_text().split("## Scale “tiny”")[1]
+    (sentence,) = re.findall(r"^Of (\d+ claims [^.]*)\.", tiny, flags=re.MULTILINE)
+    readme = " ".join((PAGE.parents[1] / "README.md").read_text().split())
+    assert f"of {' '.join(sentence.split())}" in readme

@@ -148,7 +148,7 @@ def bar_missed(name: str, found: Group, bar: Bar | None) -> str:
     if bar is None or found.unit != bar.unit or found.sign * found.mean >= found.sign * bar.quality:
         return ""
     side = "least" if found.sign > 0 else "most"
-    return f"{name} has {_shown(found)} and should have at {side} {bar.quality:,g}"
+    return f"{name} has {_shown(found)} and should have at {side} {bar.quality:,g} ({bar.why})"
 
 
 def fell_short(name: str, found: Group, expected: float | None) -> str:

@@ -23,6 +23,7 @@ from topkast.reproduce.claims import (
     Verdict,
 )
 from topkast.reproduce.experiment import Experiment, Findings
+from topkast.reproduce.tuned_rates import known
 from topkast.store.files import replace
 from topkast.text import duration, listed
 
@@ -134,7 +135,8 @@ GLOSSARY = (
         "A claim “holds” or “does not hold” if the difference is larger than the noise between seeds. We "
         "compare seeds in pairs and test at 95 %, one-sided. Otherwise the claim is “within noise”. One seed "
         "does not show the noise: “for one seed” only says how that seed came out. A claim is “not learned”, "
-        "and not counted, if its networks have learned too little to be compared.",
+        "and not counted, if its networks have learned too little to be compared: the dense one misses a "
+        "bar, or a row is much worse than when its learning rate was looked for.",
     ),
     (
         "Numbers",
@@ -153,8 +155,11 @@ _HEAD = (
     "methods, not the numbers.",
     *(f"**{title}.** {text}" for title, text in GLOSSARY),
     "**Times.** Each table comes with the training time of all its runs, without evaluation. Runs of one row "
-    "may have shared the machine with different runs than those of the next. So only the table about time "
-    "has a time for each row.",
+    "may have shared the machine with different runs than those of the next. So only the tables about cost "
+    "have a time for each row.",
+    "**Rates.** Each method has its own learning rate at each sparsity. All were looked for in the same way, "
+    "on validation data. The column “rate” has the one that was used; each scale ends with all that were "
+    "tried.",
 )
 
 
@@ -215,7 +220,32 @@ def _scale(name: str, shown: Sequence[Findings], folder: Path) -> str:
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     for findings in shown:
         lines += ["", *_section(findings, name, folder, findings.experiment.name in pictures)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_rates(name)]) + "\n"
+
+
+def _rates(scale: str) -> list[str]:
+    """What the search for learning rates has tried at a scale, as a section; nothing if there was none."""
+    found = {
+        key.removeprefix(f"{scale}: "): rate for key, rate in known().items() if key.startswith(f"{scale}: ")
+    }
+    if not found:
+        return []
+    about = (
+        "Each method has its own rate at each forward sparsity. Below is what the last evaluation on "
+        "validation data gave for each rate that was tried, with one seed. The best is in bold."
+    )
+    lines = ["", "### Learning rates", "", wrapped(about), "", "| what | rates tried |", "|---|---|"]
+    for what, rate in found.items():
+        tried = [
+            f"**{lr}: {_short(quality)}**" if float(lr) == rate.lr else f"{lr}: {_short(quality)}"
+            for lr, quality in rate.tried.items()
+        ]
+        lines.append(f"| {what} | {', '.join(tried)} |")
+    return lines
+
+
+def _short(quality: float | None) -> str:
+    return "failed" if quality is None else f"{quality:.4g}"
 
 
 def _machines(shown: Sequence[Findings]) -> str:

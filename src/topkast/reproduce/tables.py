@@ -13,7 +13,9 @@ from topkast.reproduce.experiment import Experiment, Findings
 from topkast.reproduce.recipes import Recipe
 from topkast.reproduce.scales import Scale
 from topkast.text import MISSING, count, duration, flops, measured, narrow, percent, size
+from topkast.train.config import run_config_of
 from topkast.train.dry_run import planned
+from topkast.train.trained import CONFIG
 
 _TIME = "time"
 
@@ -24,7 +26,7 @@ def header(findings: Findings) -> list[str]:
     paper = (
         [f"paper: {findings.experiment.published.quantity}"] if findings.experiment.published.values else []
     )
-    return ["", *paper, f"ours: {quality}", "parameters", "FLOPs of training", _TIME, "bytes"]
+    return ["", *paper, f"ours: {quality}", "rate", "parameters", "FLOPs of training", _TIME, "bytes"]
 
 
 def rows(findings: Findings) -> list[tuple[str, ...]]:
@@ -42,14 +44,21 @@ def rows(findings: Findings) -> list[tuple[str, ...]]:
 
 def _ours(found: Group | None, seeds: int) -> tuple[str, ...]:
     if found is None:
-        return ("not run", *[MISSING] * 4)
+        return ("not run", *[MISSING] * 5)
     return (
         _quality(found, seeds),
+        f"{_rate(found):.2g}",
         count(found.parameters),
         percent(found.flops),
         duration(found.seconds),
         MISSING if math.isnan(found.bytes) else size(found.bytes),
     )
+
+
+def _rate(found: Group) -> float:
+    """The learning rate of the runs, from their configuration."""
+    run = found.first
+    return run_config_of(run.config.encode(), run.folder / CONFIG).train.lr or math.nan
 
 
 def _quality(found: Group, seeds: int) -> str:
