@@ -6,6 +6,7 @@ to a file when it is done, so that a comparison that was stopped goes on where i
 
     python examples/compare_methods.py --data FOLDER --runs runs.jsonl            # an hour on two cores
     python examples/compare_methods.py --data FOLDER --runs runs.jsonl --time     # adds time and bytes
+    python examples/compare_methods.py --data FOLDER --runs runs.jsonl --search   # factors of two penalties
     python examples/compare_methods.py --runs runs.jsonl --table                  # prints the tables
 """
 
@@ -27,11 +28,20 @@ from torch import Tensor
 import topkast
 from topkast.data.images import read_images
 from topkast.models import MLP
+from topkast.reproduce.coefficient import Found, find_coefficient
 
 SIZES, BATCH, LR, DECAY = [784, 512, 256, 10], 128, 0.05, 1e-4
 PAIRS = ((0.9, 0.8), (0.98, 0.95), (0.99, 0.98))
 # STR has no sparsity to set: s at the start and its decay, found by trying, to come out near the others.
 STR_SETTINGS = {0.9: (-8.0, 1.2e-2), 0.98: (-8.0, 2.65e-2), 0.99: (-8.0, 3.7e-2)}
+# L0 and variational dropout have none either: factors of their penalty, found with a seed of its own.
+COEFFICIENTS = {
+    "L0": {0.9: 1.28e-5, 0.98: 3.65e-5, 0.99: 5.87e-5},
+    "variational dropout": {0.9: 4.66e-6, 0.98: 1.65e-5, 0.99: 3.25e-5},
+}
+SEARCH_SEED = 1000
+# Gates have Adam, as in both papers: their gradients are too small for the rate of the weights.
+GATE_LR = 0.01
 
 PLAIN = "dense, plain PyTorch"
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -56,6 +66,10 @@ METHODS: dict[str, Make] = {
     ),
     "DNW": lambda f, b, steps: topkast.DNW(f),
     "STR": lambda f, b, steps: topkast.STR(s_init=STR_SETTINGS[f][0]),
+    "L0": lambda f, b, steps: topkast.L0(cut_at=3 * steps // 4),
+    "variational dropout": lambda f, b, steps: topkast.VariationalDropout(
+        penalty_warmup=steps // 4, cut_at=3 * steps // 4
+    ),
     "Top-KAST": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10),
     "Top-KAST (random)": lambda f, b, steps: topkast.TopKAST(f, b, refresh_every=10, exploration="random"),
     "Top-KAST (t = half)": lambda f, b, steps: topkast.TopKAST(
@@ -93,7 +107,15 @@ class Plain:
 class Trainer:
     """One network, one method."""
 
-    def __init__(self, name: str, pair: tuple[float, float], seed: int, data: Data, epochs: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        pair: tuple[float, float],
+        seed: int,
+        data: Data,
+        epochs: int,
+        coefficient: float | None = None,
+    ) -> None:
         self.x, self.y, self.x_test, self.y_test = data
         self.epochs = epochs
         self.steps = epochs * (len(self.x) // BATCH)
@@ -104,21 +126,28 @@ class Trainer:
         # Dense kernels are the right ones where B is everything.
         engine = "masked" if method.backward_sparsity == 0 else "auto"
         self.sparse = topkast.sparsify(self.model, method, keep_dense="last", engine=engine)
-        self.has_penalty = isinstance(method, topkast.TopKAST)
+        self.coefficient = COEFFICIENTS[name][pair[0]] if name in COEFFICIENTS else DECAY
+        if coefficient is not None:
+            self.coefficient = coefficient
+        self.has_penalty = method.has_penalty
+        companions = [weight.companion for weight in self.sparse.weights.values()]
+        self.gates = [p for c in companions if c is not None for p in c.learned()]
         self.optimizer = self.sparse.attach(torch.optim.SGD(self.groups(pair), lr=LR, momentum=0.9))
+        self.gate_optimizer = torch.optim.Adam(self.gates, lr=GATE_LR) if self.gates else None
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda s: 0.5 * (1 + math.cos(math.pi * s / self.steps))
         )
 
     def groups(self, pair: tuple[float, float]) -> list[dict[str, Any]]:
-        """Parameter groups with their weight decay."""
+        """Parameter groups with their weight decay, without gates."""
         thresholds = [p for name, p in self.model.named_parameters() if name.endswith("companion.s")]
         groups = self.sparse.param_groups(DECAY, values_weight_decay=0.0 if self.has_penalty else DECAY)
         for group in groups:
-            group["params"] = [p for p in group["params"] if all(p is not s for s in thresholds)]
+            others = (*thresholds, *self.gates)
+            group["params"] = [p for p in group["params"] if all(p is not other for other in others)]
         if thresholds:
             groups.append({"params": thresholds, "weight_decay": STR_SETTINGS[pair[0]][1]})
-        return groups
+        return [group for group in groups if group["params"]]
 
     def batches(self) -> Iterator[Tensor]:
         for _ in range(self.epochs):
@@ -127,17 +156,21 @@ class Trainer:
     def backward(self, chosen: Tensor) -> None:
         loss = F.cross_entropy(self.model(self.x[chosen]), self.y[chosen])
         if self.has_penalty:
-            loss = loss + DECAY * self.sparse.penalty()
+            loss = loss + self.coefficient * self.sparse.penalty()
         loss.backward()
 
     def step(self, chosen: Tensor) -> None:
         self.backward(chosen)
+        if self.gate_optimizer is not None:
+            self.gate_optimizer.step()
+            self.gate_optimizer.zero_grad()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.schedule.step()
 
     @torch.no_grad()
     def accuracy(self) -> float:
+        self.model.eval()
         return 100 * float((self.model(self.x_test).argmax(1) == self.y_test).float().mean())
 
     def held(self) -> int:
@@ -145,39 +178,58 @@ class Trainer:
         return self.sparse.memory().sparse
 
     def training_fraction(self) -> float:
-        """FLOPs of the run against dense; STR's own densities are those that its thresholds came to."""
+        """FLOPs of the run against dense."""
         return self.sparse.flops(self.x[:BATCH], steps=self.steps).training_fraction
 
-    def learned_fraction(self, forward: float) -> float:
-        """The same for a method that learns its density: `forward` is the mean over the steps."""
+    def learned_fraction(self, forward: float, backward: float) -> float:
+        """The same for a method that learns its density: means over the steps, of A and of B."""
         flops = self.sparse.flops(self.x[:BATCH])
-        return flops.at({layer.name: (forward, 1.0) for layer in flops.layers[:-1]}).training_fraction
+        return flops.at({layer.name: (forward, backward) for layer in flops.layers[:-1]}).training_fraction
 
 
-def train(name: str, pair: tuple[float, float], seed: int, data: Data, epochs: int) -> dict[str, Any]:
-    """One run from beginning to end."""
-    trainer = Trainer(name, pair, seed, data, epochs)
-    densities: list[float] = []
+def train(
+    name: str,
+    pair: tuple[float, float],
+    seed: int,
+    data: Data,
+    epochs: int,
+    coefficient: float | None = None,
+) -> dict[str, Any]:
+    """One run from beginning to end; `coefficient` is the penalty's, if it is not the method's own."""
+    trainer = Trainer(name, pair, seed, data, epochs, coefficient)
+    densities: list[tuple[float, float]] = []
     for number, chosen in enumerate(trainer.batches()):
-        trainer.step(chosen)
         if number % 50 == 0:
-            densities.append(_density(trainer.sparse))
-    learns = isinstance(trainer.sparse.method, topkast.STR)
-    fraction = trainer.learned_fraction(statistics.mean(densities)) if learns else trainer.training_fraction()
+            densities.append((_share(trainer.sparse, "forward"), _share(trainer.sparse, "backward")))
+        trainer.step(chosen)
+    means = [statistics.mean(side) for side in zip(*densities, strict=True)]
+    learns = trainer.sparse.method.learns_sparsity
     return {
         "method": name,
         "pair": pair,
         "seed": seed,
         "epochs": epochs,
         "accuracy": trainer.accuracy(),
-        "density": _density(trainer.sparse),
-        "flops": fraction,
+        "density": _share(trainer.sparse, "evaluated"),
+        "flops": trainer.learned_fraction(*means) if learns else trainer.training_fraction(),
     }
 
 
-def _density(sparse: topkast.Handle) -> float:
-    weights = sparse.weights.values()
-    return sum(w.counts.forward for w in weights) / sum(w.numel() for w in weights)
+def _share(sparse: topkast.Handle, part: str) -> float:
+    """Of all elements of sparse layers: those in A, in B, or in use in evaluation."""
+    stats = sparse.stats().values()
+    return sum(getattr(s, part) for s in stats) / sum(s.numel for s in stats)
+
+
+def search(name: str, pair: tuple[float, float], data: Data, epochs: int) -> Found:
+    """The factor of a penalty that comes out at the pair's forward sparsity, with another seed."""
+
+    def measured(coefficient: float) -> float:
+        row = train(name, pair, SEARCH_SEED, data, epochs, coefficient)
+        print(f"{name}, {coefficient:.4g}: density {row['density']:.2%}, {row['accuracy']:.2f} %", flush=True)
+        return 1 - row["density"]
+
+    return find_coefficient(measured, pair[0], low=1e-7, high=1e-3, tolerance=0.05 * (1 - pair[0]))
 
 
 def time_steps(pair: tuple[float, float], data: Data, rounds: int, steps: int) -> list[dict[str, Any]]:
@@ -259,6 +311,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--shard", default="0/1", help="i/n: every n-th run from the i-th on, for several processes"
     )
+    parser.add_argument(
+        "--search", action="store_true", help="look for the factors of L0 and variational dropout"
+    )
     parser.add_argument("--time", action="store_true", help="time the steps of all methods in turns")
     parser.add_argument("--table", action="store_true", help="print the tables of what is there")
     return parser.parse_args(arguments)
@@ -278,6 +333,11 @@ def main(options: argparse.Namespace) -> None:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)
 
+    if options.search:
+        for name in [m for m in options.methods if m in COEFFICIENTS]:
+            for pair in PAIRS:
+                print(name, pair, search(name, pair, data, options.epochs), flush=True)
+        return
     if options.time:
         for pair in PAIRS:
             for row in time_steps(pair, data, rounds=5, steps=100):

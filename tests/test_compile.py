@@ -104,6 +104,19 @@ def test_methods_that_resize_compile_again_and_are_right(method: topkast.Method)
     assert_same_sets_and_values(eager, compiled)
 
 
+def test_gates_are_compiled_with_their_noise_and_again_without_it() -> None:
+    """The noise is not that of the eager run: a graph draws its numbers in another order."""
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        losses, sparse = train(
+            topkast.VariationalDropout(cut_at=3, threshold=-1.0, log_sigma2_init=-6.0), "native", "aot_eager"
+        )
+        called: Any = torch.compile(sparse.model, backend="aot_eager", fullgraph=True)
+        ids = torch.randint(11, (4, 7))
+        torch.testing.assert_close(called(ids), topkast.densify(sparse.model)(ids), rtol=1e-4, atol=1e-5)
+    assert all(loss == loss for loss in losses)
+    assert all(0 < w.counts.backward < w.numel() for w in sparse.weights.values())
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, within inductor
 @pytest.mark.parametrize("amp", [False, True])

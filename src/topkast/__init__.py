@@ -18,6 +18,7 @@ from topkast.kernels.machine import keep_freed_memory
 from topkast.methods import (
     DNW,
     DSR,
+    L0,
     SET,
     SNFS,
     STR,
@@ -28,6 +29,7 @@ from topkast.methods import (
     RigL,
     Static,
     TopKAST,
+    VariationalDropout,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ __version__ = version("topkast")
 __all__ = [
     "DNW",
     "DSR",
+    "L0",
     "SET",
     "SNFS",
     "STR",
@@ -58,6 +61,7 @@ __all__ = [
     "TopKAST",
     "TruncatedNormal",
     "Uniform",
+    "VariationalDropout",
     "__version__",
     "densify",
     "distributed",

@@ -294,6 +294,7 @@ def what_changes_its_sizes_is_refused(rank: int, folder: Path) -> None:
     methods = [
         topkast.DSR(0.8),
         topkast.STR(s_init=-2.0),
+        topkast.L0(cut_at=9),
         topkast.SNFS(0.8, t_end=9),
         topkast.TopKAST(0.8, 0.6, scope="global"),
         topkast.TopKAST(topkast.Anneal(0.0, 0.8, to_step=9), 0.0, scope="global"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import topkast
+from topkast.methods.gated import Gated
 
 VOCABULARY, LENGTH, WIDTH, CLASSES = 24, 6, 8, 5
 
@@ -49,6 +51,10 @@ METHODS: dict[str, Callable[[], topkast.Method]] = {
     "Pruning, all updated": lambda: topkast.Pruning(0.8, begin=2, end=11, update_every=2, updates="all"),
     "DNW": lambda: topkast.DNW(0.8),
     "STR": lambda: topkast.STR(s_init=-3.0),
+    "L0": topkast.L0,
+    "L0, cut": lambda: topkast.L0(penalty_warmup=5, cut_at=7),
+    "VariationalDropout": lambda: topkast.VariationalDropout(log_sigma2_init=-3.0),
+    "VariationalDropout, cut": lambda: topkast.VariationalDropout(log_sigma2_init=-3.0, cut_at=7),
     "DSR": lambda: topkast.DSR(0.8, update_every=3, threshold=0.03, target_fraction=0.1),
     "DeepR": lambda: topkast.DeepR(0.8, l1=1e-2),
     "TopKAST": lambda: topkast.TopKAST(0.8, 0.6, refresh_every=3, exchange_every=3),
@@ -120,6 +126,9 @@ class Training:
         torch.manual_seed(seed)
         model = Example().double()
         sparse = topkast.sparsify(model, method, engine=engine)
+        if isinstance(method, Gated):  # gates that would be equal for many steps to come
+            for weight in sparse.weights.values():
+                next(weight.companion.learned()).data.add_(2 * torch.randn(weight.numel()))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
         return cls(model, sparse, sparse.attach(optimizer))
 
@@ -128,6 +137,8 @@ class Training:
         ids, labels = batch(number)
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.model(ids), labels)
+        if isinstance(self.sparse.method, Gated):
+            loss = loss + 1e-4 * self.sparse.penalty()
         loss.backward()
         self.optimizer.step()
         return loss
@@ -137,5 +148,7 @@ class Training:
         assert all(torch.isfinite(loss) for loss in losses)
         return self
 
-    def state(self) -> dict[str, dict[str, object]]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+    def state(self) -> dict[str, Any]:
+        """With torch's generator, from which noise is drawn."""
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**parts, "rng": torch.get_rng_state()}

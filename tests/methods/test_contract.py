@@ -14,6 +14,7 @@ from torch import Tensor
 import topkast
 from methods.conftest import METHODS, STEPS, Training
 from topkast.core.weight import SparseWeight
+from topkast.methods.gated import Gated
 
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,6 +59,13 @@ def check_counts(method: topkast.Method, step: int, weights: dict[str, SparseWei
             above = weight.theta().abs() > torch.sigmoid(weight.companion.s)
             assert torch.equal(weight.forward_mask(), above)
             assert weight.counts.backward == weight.numel()
+    elif isinstance(method, Gated):
+        is_cut = method.cut_at is not None and step >= method.cut_at
+        for name, weight in weights.items():
+            assert sizes[name][0] == sizes[name][1] <= weight.numel()
+            assert is_cut == (weight.companion.is_settled) == (sizes[name][0] < weight.numel())
+            if not is_cut:
+                assert next(weight.companion.learned()).shape == weight.values.shape
     elif isinstance(method, topkast.Pruning):
         last = max((s for s in (2, 4, 6, 8, 10, 11) if s <= step), default=None)
         for name, weight in weights.items():
@@ -146,6 +154,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(make: Make, stop: int) -> None:
     resumed = Training.start(make(), seed=99)  # whatever it starts from is replaced
     resumed.model.load_state_dict(state["model"])
     resumed.optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
     _assert_same(resumed.run(stop, STEPS), whole)
 
 
@@ -189,6 +198,7 @@ def test_a_copy_that_follows_has_the_same_sets(make: Make) -> None:
 @every_method
 def test_densify_gives_what_the_products_use(make: Make) -> None:
     training = Training.start(make()).run(0, STEPS)
+    training.model.eval()
     ids = torch.randint(24, (4, 6))
     expected = training.model(ids)
     torch.testing.assert_close(topkast.densify(training.model)(ids), expected, rtol=1e-12, atol=1e-12)

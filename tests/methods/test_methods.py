@@ -49,6 +49,11 @@ def test_bad_settings_are_named(arguments: dict[str, object], error: type[Except
         (lambda: topkast.Pruning(0.9, begin=0, end=9, updates="some"), r"`updates` must be 'active' or 'all'"),
         (lambda: topkast.DNW(0.9, refresh_every=0), r"`refresh_every` must be at least 1, got 0"),
         (lambda: topkast.STR(s_init=1.0), r"`s_init` must be between -1e6 and 0"),
+        (lambda: topkast.L0(droprate_init=1.0), r"`droprate_init` must be above 0 and below 1, got 1.0: gates that start fully"),
+        (lambda: topkast.L0(penalty_warmup=-1), r"`penalty_warmup` must be at least 0, got -1"),
+        (lambda: topkast.L0(cut_at=0), r"`cut_at` must be at least 1, got 0"),
+        (lambda: topkast.VariationalDropout(threshold=float("inf")), r"`threshold` must be finite, got inf"),
+        (lambda: topkast.VariationalDropout(log_sigma2_init=float("nan")), r"`log_sigma2_init` must be finite, got nan"),
         (lambda: topkast.DSR(0.9, target_fraction=1.5), r"`target_fraction` must be in \[0, 1\), got 1.5"),
         (lambda: topkast.DSR(0.9, threshold=0.0), r"`threshold` must be above 0 and finite, got 0.0"),
         (lambda: topkast.DeepR(0.9, l1=-1.0), r"`l1` must be at least 0 and finite, got -1.0"),
@@ -61,6 +66,20 @@ def test_bad_settings_of_the_rivals_are_named(make: Callable[[], topkast.Method]
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: topkast.L0(droprate_init="0.5"), r"`droprate_init` must be a number, got '0.5'"),
+        (lambda: topkast.VariationalDropout(threshold=None), r"`threshold` must be a number, got None"),
+        (lambda: topkast.VariationalDropout(log_sigma2_init=True), r"`log_sigma2_init` must be a number, got True"),
+        (lambda: topkast.L0(cut_at=2.5), r"`cut_at` must be a whole number of steps, got 2.5"),
+    ],
+)  # fmt: skip
+def test_settings_that_are_no_numbers_are_named(make: Callable[[], topkast.Method], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
 def test_a_schedule_beyond_the_run_is_refused() -> None:
     topkast.RigL(0.9, t_end=750).check_run(1000)
     topkast.TopKAST(0.9, 0.8).check_run(1)
@@ -68,6 +87,8 @@ def test_a_schedule_beyond_the_run_is_refused() -> None:
         topkast.RigL(0.9, t_end=750).check_run(700)
     with pytest.raises(ValueError, match=r"schedule of Pruning ends at step 90, beyond the run of 80"):
         topkast.Pruning(0.9, begin=0, end=90).check_run(80)
+    with pytest.raises(ValueError, match=r"schedule of L0 ends at step 90, beyond the run of 80"):
+        topkast.L0(cut_at=90).check_run(80)
 
 
 def test_static_is_random_fixed_and_keeps_nothing_of_c() -> None:

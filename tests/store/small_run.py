@@ -70,6 +70,8 @@ METHODS: dict[str, Callable[[], topkast.Method] | None] = {
     "SNFS": lambda: topkast.SNFS(0.8, update_every=3, t_end=30),
     "DSR": lambda: topkast.DSR(0.8, update_every=3, threshold=0.05),
     "DeepR": lambda: topkast.DeepR(0.8),
+    "L0": lambda: topkast.L0(cut_at=11),
+    "VariationalDropout": lambda: topkast.VariationalDropout(log_sigma2_init=-3.0),
     "STR": lambda: topkast.STR(s_init=-2.0),
     "DNW": lambda: topkast.DNW(0.8),
     "Pruning": lambda: topkast.Pruning(0.8, begin=2, end=14, update_every=2),

@@ -239,7 +239,12 @@ def test_a_run_writes_every_value_of_its_method(name: str, text_file: Path, tmp_
     with pytest.raises(Crash):
         job.start(small(text_file, method={"method": name}, train={"steps": 150}), tmp_path / "run", Stop())
     options = read_run_config(tmp_path / "run" / "config.toml").method
-    never = {"anneal", "anneal_from", "anneal_until", *({"t_end"} if name == "topkast" else ())}
+    never = {
+        "anneal",
+        "anneal_from",
+        "anneal_until",
+        *({"t_end"} if name in ("topkast", "l0", "variational-dropout") else ()),
+    }
     for option in set(METHODS[name].takes) - never:
         assert getattr(options, option) is not None, option
     assert [o for o in OPTIONS if getattr(options, o) is not None and o not in METHODS[name].takes] == []

@@ -54,6 +54,24 @@ def test_every_method_trains_and_tells(method: str, text_file: Path) -> None:
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("method", ["l0", "variational-dropout"])
+def test_the_complexity_of_gates_reaches_the_loss_and_gates_do_not_decay(
+    method: str, text_file: Path
+) -> None:
+    trainer = make(text_file, method={"method": method, "penalty": 0.5}, train={"weight_decay": 0.1})
+    loss, objective = trainer._objective(0, trainer.batches)
+    assert trainer.sparse is not None
+    torch.testing.assert_close(objective - loss, 0.5 * trainer.sparse.penalty(), rtol=1e-4, atol=0)
+    decays = {
+        id(p): group["weight_decay"] for group in trainer.optimizer.param_groups for p in group["params"]
+    }
+    for weight in trainer.sparse.weights.values():
+        assert weight.companion is not None
+        assert [decays[id(p)] for p in weight.companion.learned()] == [0.0]
+    assert 0.1 in decays.values()
+    assert make(text_file, method={"method": method}).config.method.penalty == 1e-5
+
+
 def test_the_same_configuration_gives_the_same_run(text_file: Path) -> None:
     runs = [[make(text_file).take_step() for _ in range(1)] for _ in range(2)]
     first, second = make(text_file), make(text_file)

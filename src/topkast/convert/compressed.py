@@ -60,8 +60,7 @@ def compress(model: nn.Module) -> Compressed:
             tied[name] = owner
         elif isinstance(tensor, SparseWeight):
             shapes[name] = list(tensor.shape)
-            positions = tensor.indices[tensor.active].long()
-            _put(tensors, name, positions, tensor.used()[tensor.active], tuple(tensor.shape))
+            _put(tensors, name, *_elements(tensor), tuple(tensor.shape))
         else:
             tensors[name] = tensor.detach()
     metadata = {"format": FORMAT, "version": VERSION}
@@ -83,6 +82,16 @@ def _entries(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor |
     for name, child in model.named_children():
         if not isinstance(child, SparseWeight):
             yield from _entries(child, f"{prefix}{name}.")
+
+
+def _elements(weight: SparseWeight) -> tuple[Tensor, Tensor]:
+    """Positions of A and what the products use there, without what the method makes zero."""
+    positions, values = weight.indices[weight.active].long(), weight.evaluated()[weight.active]
+    if weight.companion is None or not weight.companion.cuts:
+        return positions, values
+    stays = values != 0
+    stays[0] |= ~stays.any()  # a sparse weight has one element at least
+    return positions[stays], values[stays]
 
 
 def _put(

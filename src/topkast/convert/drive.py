@@ -261,6 +261,10 @@ class Driver:
             weight.choices.zero_()  # another engine may be the fastest now
         if weight.driver is not None:
             weight.driver.state.carry(weight.values, slots)
+        if sets.settles and weight.companion is not None:
+            for parameter in weight.companion.learned():  # which gets no gradient any more
+                for attachment in self.attachments:
+                    attachment.optimizer.state.pop(parameter, None)
         self.followers.carry(name, sets, slots)
 
     def _unfrozen(self, names: list[str]) -> list[str]:

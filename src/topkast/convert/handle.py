@@ -13,7 +13,7 @@ from topkast.convert.attach import innermost
 from topkast.convert.drive import Driver
 from topkast.core.implicit import ImplicitReservoir
 from topkast.core.local import keep_local
-from topkast.core.penalty import check_power, penalty, penalty_gradient
+from topkast.core.penalty import add_gradients, check_power, penalty
 from topkast.core.ranks import Group
 from topkast.core.rates import Rate, check_lr, factor_of, factors_of, mean_density
 from topkast.core.weight import SparseWeight
@@ -131,17 +131,20 @@ class Handle:
 
         ½·Σ_A θ² + (1/2D)·Σ_{B∖A} θ², or to the letter of the paper's formula with ``power=1``:
         Σ_A |θ| + (1/D)·Σ_{B∖A} |θ|. D is each layer's own density.
+
+        `L0` and `VariationalDropout` have a complexity of their own in its place, which knows no `power`.
         """
         check_power(power)
         self.expects_penalty = False
-        terms = [penalty(weight, power) for weight in self.weights.values()]
+        factor = self.method.penalty_factor
+        terms = [factor(weight.steps + 1) * penalty(weight, power) for weight in self.weights.values()]
         return torch.stack([term.to(terms[0]) for term in terms]).sum()
 
     @torch.no_grad()
     def add_penalty_gradient(
         self, coefficient: float, power: int = 2, *, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Adds coefficient·∇penalty to the gradients of the values, for loops whose loss is out of reach.
+        """Adds coefficient·∇penalty to the gradients, for loops whose loss is out of reach.
 
         Called once per step, before clipping, it has the effect of ``coefficient * penalty()`` in the loss.
         With an `optimizer`, only for the weights that it was attached for.
@@ -151,10 +154,8 @@ class Handle:
         only = None if optimizer is None else innermost(optimizer)
         for name, weight in self.weights.items():
             if weight.values.requires_grad and (only is None or self._driver.optimizer_of(name) is only):
-                gradient = penalty_gradient(weight, power)
-                if weight.values.grad is None:
-                    weight.values.grad = torch.zeros_like(weight.values)
-                weight.values.grad.add_(gradient, alpha=coefficient)
+                factor = self.method.penalty_factor(weight.steps + 1)
+                add_gradients(weight, factor * coefficient, power)
 
     def refresh(self, *, without_optimizer: bool = False) -> None:
         """Chooses A and B anew in every layer, now, whatever the schedule says: an exchange.
@@ -199,7 +200,8 @@ class Handle:
         """Parameter groups for an optimizer: weight decay and learning rate of dense and of sparse ones.
 
         The optimizer's decay acts on all of B, A and B∖A alike, on top of the penalty, so by default it is
-        off for the sparse values and `weight_decay` is for the dense rest.
+        off for the sparse values and `weight_decay` is for the dense rest. What a method learns for every
+        weight, such as a gate, is a group of its own without decay, at the dense network's rate.
 
         A sparse layer of density D has the learning rate lr·D⁻ᵖ. The dense rest has lr, or, if the rule is
         for the `whole` network, that of the mean density. Layers of equal rate share a group. A scheduler
@@ -222,12 +224,16 @@ class Handle:
             ValueError: One of them is negative or unknown, a pattern matches no sparse layer, or a rule is
                 given without `lr`.
         """
-        ours = {id(weight.values) for weight in self.weights.values()}
+        learned = [p for w in self.weights.values() if w.companion is not None for p in w.companion.learned()]
+        ours = {id(p) for p in (*learned, *(weight.values for weight in self.weights.values()))}
         rest = [p for p in self.model.parameters() if id(p) not in ours]
         groups: list[dict[str, Any]] = []
         for factor, values in self._by_factor(lr, rate, factors or {}).items():
             group: dict[str, Any] = {"params": values, "weight_decay": values_weight_decay}
             groups.append(group if lr is None else {**group, "lr": lr * factor})
+        if learned:
+            gates: dict[str, Any] = {"params": learned, "weight_decay": 0.0}
+            groups.append(gates if lr is None else {**gates, "lr": lr})
         if not rest:
             return groups
         counts = [weight.target for weight in self.weights.values()]

@@ -198,9 +198,11 @@ def _check_companion(
         key = f"{prefix}companion.{name}"
         if key not in state_dict:
             raise ValueError(f"{where}: {key} missing; sparsify with the method the state was saved with")
-        shape = (num_slots,) if name in weight.companion.by_slot else tuple(mine.shape)
+        is_slotted = name in weight.companion.by_slot
+        shape = (num_slots,) if is_slotted else tuple(mine.shape)
         theirs = _tensor(state_dict, key, where)
-        if tuple(theirs.shape) != shape:
+        is_settled = is_slotted and weight.companion.cuts and weight.is_resizable and theirs.ndim == 0
+        if tuple(theirs.shape) != shape and not is_settled:
             raise ValueError(f"{where}: companion.{name} must have shape {shape}, got {tuple(theirs.shape)}")
         if not all_finite(theirs, mine.dtype):
             raise ValueError(

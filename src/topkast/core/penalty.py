@@ -1,4 +1,4 @@
-"""The exploration penalty of section 2.3 of the paper."""
+"""The exploration penalty of section 2.3 of the paper, or what a companion has in its place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def penalty(weight: SparseWeight, power: int = 2) -> Tensor:
 
     D is the weight's own forward density |A|/n. Once exploration has ended (`explore_until`), B = A and
     the second sum is empty.
+
+    A companion's complexity takes its place, where it has one; it knows no `power`.
     """
+    own = None if weight.companion is None else weight.companion.complexity(weight.values)
+    if own is not None:
+        return own
     values, active, outside = weight.values, weight.active, _outside(weight)
     if torch.compiler.is_compiling():
         return _in_torch(values, active, outside, power)
@@ -34,10 +39,31 @@ def penalty(weight: SparseWeight, power: int = 2) -> Tensor:
 
 
 @torch.no_grad()
-def penalty_gradient(weight: SparseWeight, power: int = 2) -> Tensor:
-    """What the penalty contributes to the gradient of `values`, without a graph."""
-    values, active, outside = weight.values.detach(), weight.active, _outside(weight)
-    return _gradient(values, active, outside, power, values.new_ones(()))
+def penalty_gradients(weight: SparseWeight, power: int = 2) -> list[tuple[Tensor, Tensor]]:
+    """What the penalty contributes to the gradient of `values`, and of what is learned beside them.
+
+    Returns:
+        Parameters, each with its contribution; without a graph.
+    """
+    with torch.enable_grad():
+        own = None if weight.companion is None else weight.companion.complexity(weight.values)
+    if own is None:
+        values, active, outside = weight.values.detach(), weight.active, _outside(weight)
+        return [(weight.values, _gradient(values, active, outside, power, values.new_ones(())))]
+    if not own.requires_grad:
+        return []
+    learned = [p for p in weight.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(own, learned, allow_unused=True)
+    return [(p, g) for p, g in zip(learned, gradients, strict=True) if g is not None]
+
+
+@torch.no_grad()
+def add_gradients(weight: SparseWeight, coefficient: float, power: int = 2) -> None:
+    """Adds coefficient·∇penalty to the gradients of what it depends on."""
+    for parameter, gradient in penalty_gradients(weight, power):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.add_(gradient, alpha=coefficient)
 
 
 def check_power(power: int) -> None:

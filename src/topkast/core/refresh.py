@@ -49,6 +49,9 @@ def move(weight: SparseWeight, sets: Sets, *, explored: bool) -> SlotMap:
         How slots moved, for whatever else is kept by slot.
     """
     sets = sets.to(weight.indices.device)  # an implicit reservoir chooses on the CPU
+    if sets.settles and weight.companion is not None:
+        weight.values.copy_(weight.evaluated())
+        weight.companion.settle()
     source = locate(weight.indices, sets.indices)
     num_entering = int(torch.count_nonzero(source < 0))
     if num_entering == 0 and sets.indices.numel() == weight.indices.numel():

@@ -43,11 +43,14 @@ class Sets:
         active: Which of them are in A (bool).
         fresh: Where the method decides it: the value of an element that enters B, one per element of B (those
             that stay keep theirs). None: what the reservoir knows of it.
+        settles: Whether what the companion makes of the values becomes the values, for good, before the sets
+            are taken.
     """
 
     indices: Tensor
     active: Tensor
     fresh: Tensor | None = None
+    settles: bool = False
 
     @classmethod
     def from_positions(cls, forward: Tensor, backward: Tensor) -> Sets:
@@ -62,7 +65,7 @@ class Sets:
 
     def to(self, device: torch.device) -> Sets:
         fresh = None if self.fresh is None else self.fresh.to(device)
-        return Sets(self.indices.to(device), self.active.to(device), fresh)
+        return Sets(self.indices.to(device), self.active.to(device), fresh, self.settles)
 
     @classmethod
     def of(cls, positions: Tensor, fresh: Tensor | None = None) -> Sets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,29 +106,60 @@ class Companion(nn.Module):
     """A base that keeps nothing.
 
     Subclasses register buffers and parameters. Those kept by slot, one entry per element of B, are named in
-    `by_slot` and follow their elements.
+    `by_slot` and follow their elements. What is learned by slot has no optimizer state that would follow: its
+    elements do not move until it is settled.
+
+    Attributes:
+        by_slot: Names of what is kept by slot.
+        cuts: Whether it makes elements of A zero in evaluation.
     """
 
     by_slot: tuple[str, ...] = ()
+    cuts: bool = False
 
     def used(self, values: Tensor) -> Tensor:
         """What the products use in place of `values`; differentiable."""
         return values
 
+    def evaluated(self, values: Tensor) -> Tensor:
+        """What they use in evaluation mode, whatever the mode is: what is exported."""
+        return self.used(values)
+
+    def complexity(self, values: Tensor) -> Tensor | None:
+        """A regulariser of its own, in place of the exploration penalty; differentiable."""
+        return None
+
+    def settle(self) -> None:
+        """Forgets what it makes of the values, because these are that by now."""
+
+    def learned(self) -> Iterator[nn.Parameter]:
+        """What is learned for every element of B. Only training needs it."""
+        for _, tensor in self._slotted():
+            if isinstance(tensor, nn.Parameter):
+                yield tensor
+
     def carry(self, slots: SlotMap) -> None:
         """Moves what is kept by slot."""
         for name, tensor in self._slotted():
-            setattr(self, name, slots.moved(tensor))
+            if tensor.ndim:  # a single number is left of what was settled
+                self._replace(name, tensor, slots.moved(tensor))
 
-    def fit(self, num_slots: int) -> None:
-        """Makes what is kept by slot as long as a state that is about to be loaded."""
+    def fit(self, state: Mapping[str, Any], prefix: str) -> None:
+        """Makes what is kept by slot as long as in a state that is about to be loaded."""
         for name, tensor in self._slotted():
-            if tensor.numel() != num_slots:
-                setattr(self, name, tensor.new_zeros(num_slots))
+            theirs = state.get(prefix + name)
+            if theirs is not None and theirs.shape != tensor.shape:
+                self._replace(name, tensor, tensor.new_zeros(theirs.shape))
 
     def _slotted(self) -> Iterator[tuple[str, Any]]:
         for name in self.by_slot:
             yield name, getattr(self, name)
+
+    def _replace(self, name: str, old: Tensor, new: Tensor) -> None:
+        if not isinstance(old, nn.Parameter):
+            setattr(self, name, new)
+        elif new is not old:
+            resize_(old, new.detach())
 
 
 # ---- copies of a weight, some of which may be averages -------------------------------------------------

@@ -216,7 +216,7 @@ class SparseWeight(NotATensor):
     def alpha(self) -> Tensor:
         """α: θ on A, zero elsewhere, dense. For inspection and export."""
         dense = self.values.new_zeros(self.numel())
-        dense[self.indices[self.active]] = self.used()[self.active]
+        dense[self.indices[self.active]] = self.evaluated()[self.active]
         return dense.view(self.shape)
 
     def forward_mask(self) -> Tensor:
@@ -245,6 +245,10 @@ class SparseWeight(NotATensor):
     def used(self) -> Tensor:
         """What the products compute with, by slot: `values`, unless the method makes something of them."""
         return self.values if self.companion is None else self.companion.used(self.values)
+
+    def evaluated(self) -> Tensor:
+        """The same in evaluation mode, whatever the mode is."""
+        return self.values if self.companion is None else self.companion.evaluated(self.values)
 
     @torch.no_grad()
     def take(self, values: Tensor, sets: Sets) -> None:
@@ -381,7 +385,9 @@ class SparseWeight(NotATensor):
         self.copies.mark()
 
     def _fit(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Takes on the length of a state that is about to be loaded, where lengths may change."""
+        """Takes on the lengths of a state that is about to be loaded, where they may change."""
+        if self.companion is not None:
+            self.companion.fit(state_dict, prefix + "companion.")
         theirs = state_dict.get(prefix + "values")
         if theirs is None or theirs.numel() == self.values.numel():
             return
@@ -390,5 +396,3 @@ class SparseWeight(NotATensor):
         self.indices = self.indices.new_zeros(num_slots)
         self.active = self.active.new_zeros(num_slots)
         self.noted = nothing_noted(self.indices)
-        if self.companion is not None:
-            self.companion.fit(num_slots)

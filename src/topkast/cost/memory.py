@@ -77,15 +77,19 @@ def memory(
     layers = {}
     for name, weight in weights.items():
         optimizer = optimizers[name]
-        layers[name] = {**sparse_bytes(weight, optimizer), "dense": dense_equivalent(weight, optimizer)}
-    ours = {id(weight.values) for weight in weights.values()}
+        parts = sparse_bytes(weight, optimizer, every_optimizer)
+        layers[name] = {**parts, "dense": dense_equivalent(weight, optimizer)}
+    ours = {id(parameter) for weight in weights.values() for parameter in weight.parameters()}
     rest: dict[str, int] = dict.fromkeys(("weight", "gradient", "optimizer", "total"), 0)
     for parameter in model.parameters():
         if id(parameter) not in ours:
-            holder = next((o for o in every_optimizer if parameter in o.state), None)
-            for key, size in dense_bytes(parameter, holder).items():
+            for key, size in dense_bytes(parameter, _holder(parameter, every_optimizer)).items():
                 rest[key] += size
     return Memory(layers, rest)
+
+
+def _holder(parameter: Tensor, optimizers: Iterable[torch.optim.Optimizer]) -> torch.optim.Optimizer | None:
+    return next((o for o in optimizers if parameter in o.state), None)
 
 
 def dense_bytes(weight: Tensor, optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
@@ -99,14 +103,22 @@ def dense_bytes(weight: Tensor, optimizer: torch.optim.Optimizer | None) -> dict
     )
 
 
-def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
+def sparse_bytes(
+    weight: SparseWeight,
+    optimizer: torch.optim.Optimizer | None,
+    every_optimizer: Iterable[torch.optim.Optimizer] = (),
+) -> dict[str, int]:
     """Of a sparse weight: by part, and their sum as "total".
 
     "sets" are the buffers that say what A and B are. "plan" is what was derived from them for the products.
-    "reservoir" is what is known of C. "companion" is what the method keeps beside the weight; its parameters,
-    such as a learned threshold, are the model's.
+    "reservoir" is what is known of C. "companion" is what the method keeps beside the weight, and of what it
+    learns there, such as a threshold, gradient and optimizer state too. One of `every_optimizer` trains that.
     """
-    companion = () if weight.companion is None else weight.companion.buffers()
+    companion, learned = (), 0
+    if weight.companion is not None:
+        companion = weight.companion.buffers()
+        for p in weight.companion.parameters():
+            learned += dense_bytes(p, _holder(p, every_optimizer))["total"]
     return _with_total(
         {
             "weight": weight.values.nbytes,
@@ -115,7 +127,7 @@ def sparse_bytes(weight: SparseWeight, optimizer: torch.optim.Optimizer | None) 
             "sets": _nbytes(weight.buffers(recurse=False)),
             "plan": plan_bytes(weight.plan),
             "reservoir": _nbytes(weight.reservoir.buffers()),
-            "companion": _nbytes(companion),
+            "companion": _nbytes(companion) + learned,
         }
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from topkast.core.weight import SparseWeight
@@ -17,7 +18,7 @@ class Parameters:
     """How many parameters a sparse network has, as the papers' tables count them.
 
     Attributes:
-        sparse: Elements of the forward sets, Σ|A|.
+        sparse: Elements that the forward pass uses in evaluation, Σ|A| without what a method makes zero.
         sparse_numel: Elements of the sparse layers' weights if they were dense, Σn.
         rest: Dense layers, biases and norms.
     """
@@ -43,13 +44,25 @@ class Parameters:
 
 
 def parameters(model: nn.Module, weights: Mapping[str, SparseWeight]) -> Parameters:
-    """Σ|A| and everything that is dense, beside the dense model's. Tied weights count once."""
+    """Σ|A| and everything that is dense, beside the dense model's. Tied weights count once.
+
+    What a method learns for every weight, such as a gate, is no parameter of the trained network.
+    """
     ours = {id(weight.values) for weight in weights.values()}
+    for weight in weights.values():
+        ours |= {id(p) for p in (() if weight.companion is None else weight.companion.learned())}
     return Parameters(
-        sparse=sum(weight.counts.forward for weight in weights.values()),
+        sparse=sum(evaluated(weight) for weight in weights.values()),
         sparse_numel=sum(weight.numel() for weight in weights.values()),
         rest=sum(p.numel() for p in model.parameters() if id(p) not in ours),
     )
+
+
+def evaluated(weight: SparseWeight) -> int:
+    """How many elements the network uses in evaluation: |A|, or what the method does not make zero of it."""
+    if weight.companion is None or not weight.companion.cuts:
+        return weight.counts.forward
+    return int(torch.count_nonzero(weight.evaluated().detach()[weight.active]))
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,9 @@ class LayerStats:
         reservoir_activated: Share of the initial C that has been in A when sets were exchanged, as in the
             paper's Figure 3b.
         bytes: By part: values, gradient, indices, reservoir; and "dense", the dense weight's.
+        evaluated: How many elements are used in evaluation: |A|, or fewer where the method makes some of them
+            zero then, as `L0` and `VariationalDropout` do.
+        evaluated_density: Their share of all n, measured.
     """
 
     shape: tuple[int, ...]
@@ -87,6 +103,8 @@ class LayerStats:
     reservoir_used: float
     reservoir_activated: float
     bytes: dict[str, int]
+    evaluated: int
+    evaluated_density: float
 
 
 class Stats(dict[str, LayerStats]):
@@ -98,13 +116,14 @@ class Stats(dict[str, LayerStats]):
             densities = (f"{one.forward:,}", _percent(one.forward_density), f"{one.backward:,}")
             shares = (_percent(one.changed), _percent(one.reservoir_used))
             rows.append((name, shape_text(one.shape), *densities, f"{one.step:,}", *shares))
-        return "\n".join(narrow(rows))
+        return "\n".join([*narrow(rows), *_cut_line(self.values())])
 
 
 def layer_stats(weight: SparseWeight) -> LayerStats:
     counts = weight.counts
     backward = counts.backward if weight.explores else counts.forward
     used, activated = weight.reservoir.used()
+    num_evaluated = evaluated(weight)
     return LayerStats(
         shape=tuple(weight.shape),
         numel=counts.numel,
@@ -119,7 +138,16 @@ def layer_stats(weight: SparseWeight) -> LayerStats:
         reservoir_used=used,
         reservoir_activated=activated,
         bytes=_bytes(weight),
+        evaluated=num_evaluated,
+        evaluated_density=num_evaluated / counts.numel,
     )
+
+
+def _cut_line(stats: Iterable[LayerStats]) -> list[str]:
+    """What is left of A in evaluation, if that is not all."""
+    all_of_them = list(stats)
+    left, a, n = (sum(getattr(s, part) for s in all_of_them) for part in ("evaluated", "forward", "numel"))
+    return [f"not zero in evaluation: {left:,} of {n:,} ({_percent(left / n)})"] if left < a else []
 
 
 def _bytes(weight: SparseWeight) -> dict[str, int]:
@@ -151,6 +179,7 @@ def layer_table(
     body = ruled([line.rstrip() for line in aligned(rows, left=(0, 1, 2, 7))])
     body += [f"left dense: {name} ({reason})" for name, reason in left_dense.items()]
     body += [f"other engine: {name} uses {reason}" for name, reason in fallbacks.items()]
+    body += _cut_line(layer_stats(weight) for weight in weights.values())
     body.append(_model_line(weights, model))
     return "\n".join(body)
 

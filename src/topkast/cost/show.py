@@ -9,8 +9,7 @@ from typing import Any
 from topkast.cost.accounting import Flops
 from topkast.cost.forecast import Forecast, ring_bytes, seconds, why_alone
 from topkast.cost.memory import PARTS
-from topkast.methods import STR, Method
-from topkast.methods.base import grows_by_gradient
+from topkast.methods.base import Method, grows_by_gradient
 from topkast.text import BYTES, COUNTS, aligned, scaled
 
 WIDTH = 100
@@ -71,8 +70,8 @@ def notes(forecast: Forecast, method: Method, machines: Machines, returned: floa
             f"The sets of {name} change their sizes by a schedule: bytes and traffic are those of the "
             "largest, FLOPs of a step those of the end."
         )
-    if isinstance(method, STR):
-        said.append("STR learns how sparse it becomes: everything is counted as dense as it starts.")
+    if method.learns_sparsity:
+        said.append(f"{name} learns how sparse it becomes: everything is counted as dense as it starts.")
     if machines.workers > 1:
         said.append(
             "Sent is what a ring all-reduce of the gradients takes. Sets are chosen by each worker and not "

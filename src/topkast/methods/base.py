@@ -109,8 +109,12 @@ class Method(ABC):
 
     @property
     def has_penalty(self) -> bool:
-        """Whether its regulariser is the exploration penalty; others have plain weight decay."""
+        """Whether `Handle.penalty` is its regulariser; others have plain weight decay."""
         return False
+
+    def penalty_factor(self, step: int) -> float:
+        """What that penalty is multiplied by in step number `step` (1 is the first)."""
+        return 1.0
 
     @property
     def applies_penalty(self) -> bool:
@@ -139,6 +143,11 @@ class Method(ABC):
     def turns(self) -> tuple[int, ...]:
         """Steps taken when sizes may be at their largest: 0, and those after which they may grow."""
         return (0,)
+
+    @property
+    def learns_sparsity(self) -> bool:
+        """Whether how sparse a weight becomes is learned, so that nobody can foresee it."""
+        return False
 
     @property
     def is_global(self) -> bool:

@@ -8,7 +8,23 @@ from typing import Any
 
 from topkast.core.anneal import Anneal
 from topkast.core.distribution import nearest
-from topkast.methods import DNW, DSR, SET, SNFS, STR, DeepR, Dense, Method, Pruning, RigL, Static, TopKAST
+from topkast.methods import (
+    DNW,
+    DSR,
+    L0,
+    SET,
+    SNFS,
+    STR,
+    DeepR,
+    Dense,
+    Method,
+    Pruning,
+    RigL,
+    Static,
+    TopKAST,
+    VariationalDropout,
+)
+from topkast.methods.gated import Gated
 
 
 @dataclass(frozen=True)
@@ -21,13 +37,15 @@ class Choice:
         refresh_every: Steps from one choice of sets to the next; of A within B for Top-KAST.
         exchange_every: Steps from one choice of B to the next, for Top-KAST.
         begin: Step at which pruning begins.
-        t_end: Step at which the schedule ends: RigL's and SNFS's updates, pruning, Top-KAST's exploration.
+        t_end: Step at which the schedule ends: RigL's and SNFS's updates, pruning, Top-KAST's exploration,
+            the noise of L0 and variational dropout.
         exploration: How Top-KAST chooses B∖A: "magnitude" or "random".
         exploration_rate: Factor on the steps of Top-KAST's B∖A.
         exploration_warmup: Steps in which that factor rises from 0.
         hysteresis: How many times as large as a member of Top-KAST's A a challenger must be.
         min_fan_in: How many elements of Top-KAST's A each output of a layer keeps at least.
         min_fan_out: The same for each input.
+        penalty_warmup: Steps in which the penalty of L0 and variational dropout rises from 0.
         decay: λ of Top-KAST's penalty, if that is decoupled from the gradient.
         anneal: Form along which Top-KAST's sparsities are annealed; None for not at all.
         anneal_from: The forward sparsity that they start at, 0 by default; B's starts at the same share of
@@ -49,6 +67,7 @@ class Choice:
     hysteresis: float | None = None
     min_fan_in: int | None = None
     min_fan_out: int | None = None
+    penalty_warmup: int | None = None
     decay: float | None = None
     anneal: str | None = None
     anneal_from: float | None = None
@@ -153,6 +172,10 @@ def _pruning(c: Choice) -> Method:
     return Pruning(c.forward(), begin=begin, end=end, **c.every("update_every"))
 
 
+def _gated(kind: type[Gated]) -> Callable[[Choice], Method]:
+    return lambda c: kind(penalty_warmup=c.penalty_warmup or 0, cut_at=c.t_end)
+
+
 @dataclass(frozen=True)
 class Named:
     """What is known of a method by its name.
@@ -173,6 +196,7 @@ class Named:
 
 
 _ONE = ("forward_sparsity", "refresh_every")
+_GATED = ("penalty_warmup", "t_end")
 METHODS: Mapping[str, Named] = {
     "topkast": Named(_topkast, "Top-KAST", (*_ONE, "backward_sparsity", "t_end", *TOPKAST, *ANNEAL)),
     "static": Named(lambda c: Static(c.forward()), "static", ("forward_sparsity",), "fixed random mask"),
@@ -184,13 +208,16 @@ METHODS: Mapping[str, Named] = {
     "str": Named(lambda c: STR(**c.every("refresh_every")), "STR", ("refresh_every",)),
     "dsr": Named(lambda c: DSR(c.forward(), **c.every("update_every")), "DSR", _ONE),
     "deepr": Named(lambda c: DeepR(c.forward(), **c.every("update_every")), "DEEP R", _ONE),
+    "l0": Named(_gated(L0), "L0", _GATED, "L0 regularisation"),
+    "variational-dropout": Named(_gated(VariationalDropout), "variational dropout", _GATED),
     "dense": Named(lambda c: Dense(), "dense", ()),
 }
 
 
 def settings_of(name: str, choice: Choice, method: Method) -> dict[str, Any]:
     """All that can be said of a method, by the names of `OPTIONS`, with its own defaults filled in."""
-    other_names = {"refresh_every": "update_every", "t_end": "end" if name == "pruning" else "explore_until"}
+    ends = {"pruning": "end", "l0": "cut_at", "variational-dropout": "cut_at"}
+    other_names = {"refresh_every": "update_every", "t_end": ends.get(name, "explore_until")}
     said: dict[str, Any] = annealing(choice)
     for option in METHODS[name].takes:
         if option in ("forward_sparsity", "backward_sparsity"):

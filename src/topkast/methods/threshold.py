@@ -66,6 +66,10 @@ class STR(Method):
         return True
 
     @property
+    def learns_sparsity(self) -> bool:
+        return True
+
+    @property
     def fetches(self) -> bool:
         return False  # there is nothing outside B
 

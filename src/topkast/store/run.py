@@ -43,7 +43,7 @@ class LayerPoint:
         activated: Share of the initial C that has been in A (Figure 3b).
         mean_a: Mean |θ| on A.
         mean_explored: Mean |θ| on B∖A.
-        forward: |A|, if it was recorded.
+        forward: |A|, or how many of A evaluation uses where gates make some zero, if it was recorded.
         backward: |B|, if it was recorded.
         exchanged: Share of all its elements that entered B at the last exchange; NaN where A and B are
             chosen together.

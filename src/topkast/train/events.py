@@ -117,7 +117,7 @@ def _moved(weight: SparseWeight, method: Method | None) -> LayerPoint:
         activated=stats.reservoir_activated,
         mean_a=_mean(values[weight.active]),
         mean_explored=_mean(values[~weight.active]),
-        forward=stats.forward,
+        forward=stats.evaluated,  # |A|, or what a method with gates leaves of it
         backward=stats.backward,
         exchanged=stats.exchanged if has_two_clocks else math.nan,
         early=stats.early_exchanges if has_two_clocks else None,

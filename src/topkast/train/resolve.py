@@ -82,6 +82,8 @@ def check_device(name: str) -> None:
 
 # λ of the paper's penalty, where it is part of the gradient.
 _PENALTY = 1e-4
+# The factor of the complexity of gates.
+_GATES = {"l0": 1e-5, "variational-dropout": 1e-5}
 # The power p of lr·density⁻ᵖ under Adam (docs/method.md).
 ADAM_RATE = 0.75
 
@@ -111,6 +113,8 @@ def with_defaults(config: Config) -> Config:
             method["penalty"] = UNDER_ADAM["decay"] if form == "decoupled" else _PENALTY
         if options.exploration_rate is None and suited:
             method["exploration_rate"] = suited["exploration_rate"]
+    if options.method in _GATES and options.penalty is None:
+        method["penalty"] = _GATES[options.method]
     return config.with_values({"method": method, "train": train})
 
 

@@ -119,9 +119,13 @@ class MethodOptions:
         int, None, "choose B from all weights every N steps (100; topkast)",
         least=1, metavar="N",
     )  # fmt: skip
+    penalty_warmup: int | None = option(
+        int, None, "raise the penalty from 0 over the first N steps (0; l0, variational-dropout)",
+        least=0, metavar="N",
+    )  # fmt: skip
     begin: int | None = option(int, None, "begin to prune at this step (pruning)", least=0, metavar="T")
     t_end: int | None = option(
-        int, None, "end the method's schedule, or exploration, at this step", least=0, metavar="T"
+        int, None, "end the method's schedule, exploration or noise at this step", least=0, metavar="T"
     )
     exploration: str | None = option(
         str, None, "choose B∖A by: magnitude or random (topkast)", choices=("magnitude", "random"),
@@ -198,7 +202,7 @@ class MethodOptions:
     engine: str = option(str, "auto", "kernels to use: auto, native, csr or masked", choices=ENGINES)
     letter: bool = option(bool, False, "follow the paper's letter under adam and adamw too (topkast)")
     penalty: float | None = option(
-        float, None, "factor of the exploration penalty (decoupled: 0.3, else 0.0001)",
+        float, None, "factor of the penalty (topkast: decoupled 0.3, else 0.0001; l0 and the like: 0.00001)",
         least=0, metavar="λ",
     )  # fmt: skip
     penalty_form: str | None = option(

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from topkast.convert import Handle
-from topkast.core.penalty import penalty_gradient
+from topkast.core.penalty import add_gradients
 from topkast.core.weight import SparseWeight
 from topkast.integrations import check_penalty, figures
 from topkast.integrations.huggingface.pretrained import save_recipe
@@ -97,11 +97,8 @@ class TopKASTCallback(TrainerCallback):
     @torch.no_grad()
     def _add(self, name: str, weight: SparseWeight) -> None:
         self._waiting.discard(name)
-        gradient = self._loss_scale() * self.penalty * penalty_gradient(weight, self.power)
-        if weight.values.grad is None:
-            weight.values.grad = gradient
-        else:
-            weight.values.grad.add_(gradient)
+        factor = self.sparse.method.penalty_factor(weight.steps + 1)
+        add_gradients(weight, self._loss_scale() * self.penalty * factor, self.power)
 
     def _loss_scale(self) -> float:
         """With fp16 gradients are scaled until they are clipped or stepped with."""
