@@ -17,7 +17,8 @@ from topkast.reproduce.recipes import Recipe, Workload
 from topkast.reproduce.scales import Scale
 from topkast.store.record import read_run
 from topkast.store.run import Run
-from topkast.train.config import Config
+from topkast.train.config import Config, run_config_of
+from topkast.train.trained import CONFIG
 
 
 @dataclass(frozen=True)
@@ -164,16 +165,23 @@ def not_learned(experiment: Experiment, scale: Scale, groups: Groups, look: Look
     """Row → why it has not learned; "" for all of them, if the dense network of their kind has not."""
     missed = {}
     for row in experiment.rows:
-        if row.label in groups:
-            expected = scale.expected(row.recipe, is_forecast=True)
+        found = groups.get(row.label)
+        if found is not None:
+            expected = scale.expected(row.recipe, is_forecast=True) if _is_published(found) else None
             quality = None if expected is None else expected.quality
-            missed[row.label] = fell_short(row.label, groups[row.label], quality)
+            missed[row.label] = fell_short(row.label, found, quality)
     workloads: dict[Workload, None] = {row.recipe.workload: None for row in experiment.rows}
     for workload in workloads:
         dense = _group(Row("dense", Recipe(workload=workload, method="dense")), range(scale.seeds), look)
-        if dense is not None and not missed.get(""):
+        if dense is not None and _is_published(dense) and not missed.get(""):
             missed[""] = bar_missed("the dense network", dense, scale.bars.get(workload))
     return missed
+
+
+def _is_published(found: Group) -> bool:
+    """Whether it was trained on a published data set: bars and rates are about those."""
+    run = found.first
+    return run_config_of(run.config.encode(), run.folder / CONFIG).data.dataset is not None
 
 
 def _group(row: Row, seeds: range, look: Look) -> Group | None:
