@@ -392,9 +392,7 @@ void unpack_outputs(const Bands& bands, int64_t group, int64_t first, int64_t ro
 constexpr int64_t kInputsAtOnce = 224;
 
 // How many places these are.
-inline int64_t places_at_once(int64_t unit, int64_t places) {
-  return smaller(places, larger(1, kInputsAtOnce / unit));
-}
+inline int64_t places_at_once(int64_t unit, int64_t places) { return smaller(places, larger(1, kInputsAtOnce / unit)); }
 
 // The other way, for inputs: one plane of dx. `packed` has `reach` more places than a band before and after its own.
 // `copies` has room for the places that are unpacked at a time.
