@@ -249,7 +249,7 @@ def budgets(findings: Findings) -> Any:
         points = found.points
         seconds = [point.seconds for point in points]
         curves.plot(seconds, [point.quality for point in points], color=color, ls=dashes, label=name)
-    curves.set_xscale("log")
+    _logarithmic(curves)
     curves.set_xlabel("seconds of training")
     curves.set_ylabel(f"held-out {_quality_label(findings)}", fontsize=8)
     legend(figure, curves)
@@ -272,7 +272,14 @@ def _against(axes: Any, findings: Findings, cost: Callable[[Group], float]) -> N
         _point(axes, cost(found), found, *_look(recipe), None)
         if recipe.method == "topkast":
             _note(axes, cost(found), found)
+    _logarithmic(axes)
+
+
+def _logarithmic(axes: Any) -> None:
+    """Powers of ten as plain numbers: figures have no mathematics in their text."""
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("e+", "e"))
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
 
 
 FIGURES: Mapping[str, Callable[[Findings], Any]] = {
