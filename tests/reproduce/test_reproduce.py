@@ -184,6 +184,7 @@ def test_a_dry_run_says_what_it_takes(capsys) -> None:
         (["table-1", "--seeds", "0"], "--seeds must be at least 1"),
         (["table-1", "--scale", "small"], "cifar-10"),
         (["--document", "x.md"], "no finished table"),
+        (["table-1", "--control", "wrong-rate", "--results", "r"], "leave out --results, which keeps them"),
         (["table-1", "--document", "x.md"], "it goes with --results and --seeds alone"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from topkast.reproduce import calibration, tuned_rates
+from topkast.reproduce import calibration, tuned_rates, tuning
 from topkast.reproduce.catalogue import EXPERIMENTS
 from topkast.reproduce.experiment import Experiment, Row
 from topkast.reproduce.farm import Harvest
@@ -114,13 +114,13 @@ def test_the_search_goes_on_past_an_end_and_looks_at_validation_data_alone(
     class Run:
         def __init__(self, config) -> None:
             target = 4 * dense if config.method.method == "dense" else dense
-            self.higher_is_better = True
+            self.higher_is_better, self.quality_name = True, "accuracy, %"
             self.last = dataclasses.make_dataclass("Last", ["quality"])(
                 -abs(math.log(config.train.lr / target))
             )
 
     monkeypatch.setattr(calibration, "place", lambda out, config, label: Here(config))
-    monkeypatch.setattr(calibration, "read_run", Run)
+    monkeypatch.setattr(tuning, "read_run", Run)
     monkeypatch.setattr(calibration, "run_all", lambda places, **_: Harvest())
     known = {"tiny: images on fashion-mnist: topkast 98": Rate(1.0, 1.0, {})}
     calibration.find_rates(

@@ -89,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if not options.names:
         raise ValueError("name tables or figures, or all; --list shows what there is")
+    if options.control and options.results is not None:
+        raise ValueError("--control spoils runs on purpose: leave out --results, which keeps them")
     experiments = choose(options.names)
     if options.control:
         experiments = [experiment.changed(CONTROLS[options.control]) for experiment in experiments]

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from topkast.report import read_run
 from topkast.reproduce.experiment import Experiment, Row
 from topkast.reproduce.farm import Harvest, Measured, place, run_all
 from topkast.reproduce.recipes import Recipe
@@ -107,11 +106,7 @@ def _run(
         places.append((one, power, here))
     harvest = run_all([here for *_, here in places], jobs=jobs, say=say)
     for one, power, here in places:
-        quality = math.nan
-        if here.result() is not None:
-            run = read_run(here.run)
-            quality, one.higher_is_better = run.last.quality, run.higher_is_better
-        one.found.setdefault(power, {})[_SEED] = quality
+        one.note(power, _SEED, here)
     return harvest
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topkast.core.distribution import nearest
+from topkast.core.rates import factor_of
 from topkast.data.datasets import find_dataset
 from topkast.methods.named import METHODS
 from topkast.reproduce import tuned_rates
@@ -147,7 +148,7 @@ def by_rule(recipe: Recipe, base: Config) -> float:
     """lr·density⁻ᵖ with the power that the library has for the optimizer; of A's density."""
     assert base.train.lr is not None
     power = ADAM_RATE if is_adam(base) else 0.0
-    return base.train.lr * (1 - (recipe.forward or 0.0)) ** -power
+    return base.train.lr * factor_of(1 - (recipe.forward or 0.0), power)
 
 
 def _penalty(recipe: Recipe, base: Config) -> dict[str, Any]:

@@ -79,6 +79,15 @@ class Tuned:
     higher_is_better: bool = False
     quality_name: str = "quality"
 
+    def note(self, power: int, seed: int, here: Measured) -> None:
+        """Takes in what came of a run, if it could be finished."""
+        quality = math.nan
+        if here.result() is not None:
+            run = read_run(here.run)
+            quality, self.higher_is_better = run.last.quality, run.higher_is_better
+            self.quality_name = run.quality_name
+        self.found.setdefault(power, {})[seed] = quality
+
     def loss(self, power: int, seed: int) -> float:
         """Less is better; infinite for a run that could not be finished."""
         quality = self.found[power][seed]
@@ -140,13 +149,7 @@ def _run(
         places.setdefault(here.folder, here)
     harvest = run_all(list(places.values()), jobs=jobs, say=say)
     for one, power, seed in wanted:
-        here = place(search.out, search.config(one.row, power, seed))
-        quality = math.nan
-        if here.result() is not None:
-            run = read_run(here.run)
-            quality, one.higher_is_better = run.last.quality, run.higher_is_better
-            one.quality_name = run.quality_name
-        one.found.setdefault(power, {})[seed] = quality
+        one.note(power, seed, place(search.out, search.config(one.row, power, seed)))
     return harvest
 
 
